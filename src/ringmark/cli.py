@@ -1,0 +1,71 @@
+"""The `ringmark` command: finds the verbs in ringmark.commands and turns a UserError into one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import pkgutil
+import sys
+
+import ringmark.commands
+from ringmark import __version__
+from ringmark.errors import UserError, nearest
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, but a wrong word is answered with the nearest right one and no wall of usage."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        print(f"ringmark: {message}; see '{self.prog} --help'", file=sys.stderr)
+        raise SystemExit(EXIT_USAGE)
+
+
+def verbs() -> list[str]:
+    """The commands there are: the files of ringmark.commands."""
+    return sorted(info.name for info in pkgutil.iter_modules(ringmark.commands.__path__))
+
+
+def build_parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The parser; with `only`, the arguments of that verb alone are built (the others keep their help line)."""
+    parser = _Parser(
+        prog="ringmark",
+        description="Measure long-context attention methods side by side, and re-make tables from records.",
+    )
+    parser.add_argument("--version", action="version", version=f"ringmark {__version__}")
+    commands = parser.add_subparsers(dest="verb", metavar="COMMAND", parser_class=_Parser)
+    for verb in verbs():
+        module = importlib.import_module(f"ringmark.commands.{verb}")
+        sub = commands.add_parser(verb.replace("_", "-"), help=module.HELP, description=module.HELP)
+        if only in (None, verb):
+            module.add_arguments(sub)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        asked = next((word for word in argv if not word.startswith("-")), None)
+        if asked is not None and asked.replace("-", "_") not in verbs():
+            raise UserError(f"there is no command {asked!r}: {nearest(asked, verbs())}")
+        parser = build_parser()
+        args = parser.parse_args(argv)
+        if args.verb is None:
+            parser.print_help()
+            return EXIT_USAGE
+        return int(importlib.import_module(f"ringmark.commands.{args.verb.replace('-', '_')}").run(args))
+    except UserError as error:
+        print(f"ringmark: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        print("ringmark: interrupted; what was finished is kept, the same command continues", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `ringmark cells ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

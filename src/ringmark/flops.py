@@ -1,0 +1,52 @@
+"""The one FLOPs formula, and the hardware's peaks as data.
+
+Attention's two matrix products cost 4 b S^2 h d floating-point operations forward, half of that under a
+causal mask; backward has five products to forward's two, so 2.5 times as many. Nothing else is counted:
+recomputation, softmax and merging are a method's own business. A rate is these over time and world size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import resources
+
+import yaml
+
+FACTOR = {"fwd": 1.0, "bwd": 2.5, "fwd_bwd": 3.5}
+FORMULA = "F = 4 b S² h d, halved when causal; backward 2.5 F, forward + backward 3.5 F; per GPU: F / N"
+
+
+def attention_flops(
+    *, batch: int, seqlen_global: int, num_heads_q: int, head_dim: int, causal: bool, phase: str
+) -> float:
+    """Floating-point operations of one iteration, over all ranks."""
+    forward = 4.0 * batch * float(seqlen_global) ** 2 * num_heads_q * head_dim
+    return forward * (0.5 if causal else 1.0) * FACTOR[phase]
+
+
+def tflops_per_gpu(flops: float, time_ms: float, world_size: int) -> float:
+    """TFLOP/s per GPU of an iteration that took `time_ms`."""
+    return flops / world_size / (time_ms * 1e-3) / 1e12
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The dense matrix rate that a device's maker states, per dtype."""
+
+    device: str
+    dtype: str
+    tflops: float
+    source: str
+
+
+def peak_tflops(device_name: str, dtype: str) -> Peak | None:
+    """The peak of a device by its own name (longest match of data/peaks.yaml), or None where none is known."""
+    text = resources.files("ringmark").joinpath("data/peaks.yaml").read_text(encoding="utf-8")
+    devices = yaml.safe_load(text)["devices"]
+    matching = [name for name in devices if name.lower() in device_name.lower()]
+    if not matching:
+        return None
+    entry = devices[max(matching, key=len)]
+    if dtype not in entry["tflops"]:
+        return None
+    return Peak(device_name, dtype, float(entry["tflops"][dtype]), entry["source"])

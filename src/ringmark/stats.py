@@ -1,0 +1,77 @@
+"""Statistics of repeated timings: the median, its nonparametric interval, quantiles. Nothing is dropped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is reported of a list of samples; every field can be re-derived from them (docs/metrics.md)."""
+
+    median: float
+    ci_low: float
+    ci_high: float
+    ci_level: float
+    p5: float
+    p95: float
+    n: int
+
+
+def quantile(samples: Sequence[float], fraction: float) -> float:
+    """The quantile at `fraction`, linear between order statistics (position fraction * (n - 1))."""
+    if not samples:
+        raise ValueError("a quantile of no samples does not exist")
+    ordered = sorted(samples)
+    position = fraction * (len(ordered) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def _binomial_cdf(k: int, n: int) -> float:
+    """P(X <= k) for X ~ Binomial(n, 1/2), exact."""
+    return math.fsum(math.comb(n, i) for i in range(k + 1)) / 2**n if n <= 900 else _normal_cdf(k, n)
+
+
+def _normal_cdf(k: int, n: int) -> float:
+    return 0.5 * (1 + math.erf((k + 0.5 - n / 2) / math.sqrt(n / 2)))
+
+
+def median_interval(samples: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
+    """(low, high, level reached): the narrowest symmetric pair of order statistics covering the median.
+
+    The number of samples under the true median is Binomial(n, 1/2), whatever the distribution, so the k-th
+    smallest and k-th largest sample enclose it with probability 1 - 2 P(X < k). With n < 6 no pair reaches
+    95%: the whole range is returned with the level that it does reach.
+    """
+    ordered = sorted(samples)
+    n = len(ordered)
+    if n == 0:
+        raise ValueError("an interval of no samples does not exist")
+    depth = 1
+    while depth + 1 <= n // 2 and 1 - 2 * _binomial_cdf(depth, n) >= level:
+        depth += 1
+    reached = max(0.0, 1 - 2 * _binomial_cdf(depth - 1, n))
+    return ordered[depth - 1], ordered[n - depth], reached
+
+
+def summarize(samples: Sequence[float], level: float = 0.95) -> Summary:
+    """The summary of `samples`, all of them."""
+    low, high, reached = median_interval(samples, level)
+    return Summary(
+        median=quantile(samples, 0.5),
+        ci_low=low,
+        ci_high=high,
+        ci_level=reached,
+        p5=quantile(samples, 0.05),
+        p95=quantile(samples, 0.95),
+        n=len(samples),
+    )
+
+
+def slowest_per_iteration(ranks_by_iterations: Sequence[Sequence[float]]) -> list[float]:
+    """The time of each iteration: the slowest rank's (rule 1)."""
+    return [max(column) for column in zip(*ranks_by_iterations, strict=True)]
