@@ -28,8 +28,8 @@ def verbs() -> list[str]:
     return sorted(info.name for info in pkgutil.iter_modules(ringmark.commands.__path__))
 
 
-def build_parser(only: str | None = None) -> argparse.ArgumentParser:
-    """The parser; with `only`, the arguments of that verb alone are built (the others keep their help line)."""
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all verbs."""
     parser = _Parser(
         prog="ringmark",
         description="Measure long-context attention methods side by side, and re-make tables from records.",
@@ -39,8 +39,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     for verb in verbs():
         module = importlib.import_module(f"ringmark.commands.{verb}")
         sub = commands.add_parser(verb.replace("_", "-"), help=module.HELP, description=module.HELP)
-        if only in (None, verb):
-            module.add_arguments(sub)
+        module.add_arguments(sub)
     return parser
 
 

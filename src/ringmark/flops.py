@@ -40,7 +40,7 @@ class Peak:
 
 
 def peak_tflops(device_name: str, dtype: str) -> Peak | None:
-    """The peak of a device by its own name (longest match of data/peaks.yaml), or None where none is known."""
+    """The peak of a device by its own name (longest match of data/peaks.yaml), or None."""
     text = resources.files("ringmark").joinpath("data/peaks.yaml").read_text(encoding="utf-8")
     devices = yaml.safe_load(text)["devices"]
     matching = [name for name in devices if name.lower() in device_name.lower()]

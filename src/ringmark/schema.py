@@ -11,7 +11,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from functools import lru_cache
+from functools import cache
 from typing import Any, TypeVar
 
 from ringmark.errors import UserError, nearest
@@ -24,12 +24,12 @@ def load(kind: type[T], data: object, where: str) -> T:
     return typing.cast(T, _load(kind, data, where))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _fields(kind: type) -> tuple[dataclasses.Field[Any], ...]:
     return dataclasses.fields(kind)
 
@@ -90,9 +90,8 @@ def _load_union(choices: tuple[Any, ...], data: object, where: str) -> Any:
             return _load(choice, data, where)
         except UserError:
             continue
-    raise UserError(
-        f"{where} must be {' or '.join(_PLAIN.get(c, getattr(c, '__name__', str(c))) for c in real)}, not {data!r}"
-    )
+    plain = " or ".join(_PLAIN.get(choice, getattr(choice, "__name__", str(choice))) for choice in real)
+    raise UserError(f"{where} must be {plain}, not {data!r}")
 
 
 def _load_dataclass(kind: type, data: object, where: str) -> Any:

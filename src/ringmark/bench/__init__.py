@@ -1,0 +1,1 @@
+"""The measuring core: what torchrun runs, the clock, the check, and what they say of the machine."""

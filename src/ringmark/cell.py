@@ -1,0 +1,174 @@
+"""A cell: the coordinates of one measurement, and its key, which is also its path.
+
+    method[+option=value...] / shape / mesh / kernel / seqlen _ phase
+    burst+layout=striped/b1-hq40-hkv40-d128-bf16-causal/4x8/flash2/S131072_fwd_bwd
+
+The key is read and written here alone; `Cell.from_key(cell.key) == cell`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ringmark.errors import UserError
+
+Phase = Literal["fwd", "fwd_bwd"]
+Dtype = Literal["fp32", "bf16", "fp16", "fp64"]
+Mask = Literal["causal", "full"]
+OptionValue = bool | int | str
+
+PHASES: tuple[Phase, ...] = ("fwd", "fwd_bwd")
+DTYPES: tuple[Dtype, ...] = ("fp32", "bf16", "fp16", "fp64")
+DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+_WORD = re.compile(r"[a-z0-9][a-z0-9_]*\Z")
+_OPTION_TEXT = re.compile(r"[A-Za-z0-9_.]+\Z")
+
+
+@dataclass(frozen=True, order=True)
+class Shape:
+    """What a problem is besides its length: batch, heads, head size, dtype, mask."""
+
+    batch: int = 1
+    num_heads_q: int = 40
+    num_heads_kv: int = 40
+    head_dim: int = 128
+    dtype: Dtype = "bf16"
+    mask: Mask = "causal"
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "num_heads_q", "num_heads_kv", "head_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: give a number of at least 1")
+        if self.num_heads_q % self.num_heads_kv:
+            raise ValueError(
+                f"num_heads_kv {self.num_heads_kv} does not divide num_heads_q {self.num_heads_q}: "
+                "choose kv heads that do"
+            )
+
+    @property
+    def causal(self) -> bool:
+        return self.mask == "causal"
+
+    def __str__(self) -> str:
+        heads = f"hq{self.num_heads_q}-hkv{self.num_heads_kv}"
+        return f"b{self.batch}-{heads}-d{self.head_dim}-{self.dtype}-{self.mask}"
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        found = re.fullmatch(r"b(\d+)-hq(\d+)-hkv(\d+)-d(\d+)-([a-z0-9]+)-(causal|full)", text)
+        if not found or found[5] not in DTYPES:
+            raise UserError(f"{text!r} is no shape: write it like b1-hq40-hkv40-d128-bf16-causal")
+        batch, heads_q, heads_kv, dim = (int(found[i]) for i in range(1, 5))
+        return cls(batch, heads_q, heads_kv, dim, found[5], found[6])  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, order=True)
+class MeshShape:
+    """The ranks seen as nodes x gpus; rank = node * gpus + gpu."""
+
+    nodes: int = 1
+    gpus: int = 1
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or self.gpus < 1:
+            raise ValueError(f"a mesh of {self.nodes}x{self.gpus} has no ranks: both sizes are at least 1")
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.gpus
+
+    def __str__(self) -> str:
+        return f"{self.nodes}x{self.gpus}"
+
+    @classmethod
+    def parse(cls, text: str) -> MeshShape:
+        found = re.fullmatch(r"(\d+)x(\d+)", text)
+        if not found:
+            raise UserError(f"{text!r} is no mesh: write nodes x gpus, like 4x8")
+        try:
+            return cls(int(found[1]), int(found[2]))
+        except ValueError as error:
+            raise UserError(str(error)) from None
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """The coordinates of one measurement."""
+
+    method: str
+    seqlen_global: int
+    shape: Shape = Shape()
+    phase: Phase = "fwd_bwd"
+    mesh: MeshShape = MeshShape()
+    kernel: str = "auto"
+    options: dict[str, OptionValue] = field(default_factory=dict, hash=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("method", "kernel"):
+            if not _WORD.match(getattr(self, name)):
+                raise ValueError(f"{getattr(self, name)!r} is no {name} name: use a-z, 0-9 and _")
+        if self.seqlen_global < 1:
+            raise ValueError(f"seqlen_global is {self.seqlen_global}: give a number of at least 1")
+        for key, value in self.options.items():
+            if not _WORD.match(key) or not _OPTION_TEXT.match(_option_text(value)):
+                raise ValueError(
+                    f"option {key}={value!r} cannot be written in a path: use letters, digits, _ and ."
+                )
+        # Equal cells have equal options in any order: keep them sorted.
+        object.__setattr__(self, "options", dict(sorted(self.options.items())))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cell) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    @property
+    def world_size(self) -> int:
+        return self.mesh.world_size
+
+    @property
+    def row(self) -> str:
+        """The table row that a cell belongs to: its method and options."""
+        return "+".join(
+            [self.method, *(f"{key}={_option_text(value)}" for key, value in self.options.items())]
+        )
+
+    @property
+    def key(self) -> str:
+        return f"{self.row}/{self.shape}/{self.mesh}/{self.kernel}/S{self.seqlen_global}_{self.phase}"
+
+    @classmethod
+    def from_key(cls, key: str) -> Cell:
+        parts = key.split("/")
+        last = re.fullmatch(r"S(\d+)_(fwd|fwd_bwd)", parts[-1])
+        if len(parts) != 5 or not last:
+            raise UserError(f"{key!r} is no cell key: method/shape/mesh/kernel/S<seqlen>_<phase>")
+        method, options = parse_row(parts[0])
+        shape, mesh = Shape.parse(parts[1]), MeshShape.parse(parts[2])
+        return cls(method, int(last[1]), shape, last[2], mesh, parts[3], options)  # type: ignore[arg-type]
+
+
+def parse_row(text: str) -> tuple[str, dict[str, OptionValue]]:
+    """'usp+placement=head_first+ulysses=4' -> ('usp', {'placement': 'head_first', 'ulysses': 4})."""
+    method, *assignments = text.split("+")
+    options: dict[str, OptionValue] = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals or not name:
+            raise UserError(f"{assignment!r} is no option: write name=value")
+        options[name] = parse_option(value)
+    return method, options
+
+
+def parse_option(text: str) -> OptionValue:
+    """The value that an option's text stands for: true, false, a whole number, or the text itself."""
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if re.fullmatch(r"-?\d+", text) else text
+
+
+def _option_text(value: OptionValue) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

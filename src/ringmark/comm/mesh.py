@@ -1,0 +1,124 @@
+"""The mesh: ranks seen as nodes x gpus, with the process groups that a method asks for.
+
+    rank = node * gpus + gpu
+
+           gpu 0  gpu 1
+    node 0   0      1      intra groups: the rows    {0,1} {2,3}
+    node 1   2      3      inter groups: the columns {0,2} {1,3}
+                           flat group:   everybody   {0,1,2,3}
+
+Two rings that share one group serialise or deadlock, so a group is asked for with a purpose and each
+purpose has its own communicator. `view(nodes, gpus)` sees the same ranks in other degrees.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from ringmark.errors import UserError
+
+Axis = Literal["flat", "intra", "inter"]
+
+
+@dataclass
+class Traffic:
+    """Bytes that this rank has sent, by the kind of link; counted by the communication layer itself."""
+
+    intra: int = 0
+    inter: int = 0
+
+    def reset(self) -> None:
+        self.intra = self.inter = 0
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group with its members as global ranks, in ring order, and this rank's place among them."""
+
+    members: tuple[int, ...]
+    position: int
+    process_group: dist.ProcessGroup | None = field(compare=False)  # None: one member, nothing to say
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+
+class Mesh:
+    """This rank's place among nodes x gpus, and its groups."""
+
+    def __init__(
+        self, nodes: int, gpus: int, rank: int, device: torch.device, base: Mesh | None = None
+    ) -> None:
+        self.nodes, self.gpus, self.rank, self.device = nodes, gpus, rank, device
+        self.node, self.gpu = divmod(rank, gpus)
+        self._base = base
+        self._groups: dict[tuple[str, str], Group] = {}
+        self.traffic: Traffic = base.traffic if base else Traffic()
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.gpus
+
+    @property
+    def backend(self) -> str:
+        return dist.get_backend() if dist.is_initialized() else "none"
+
+    def view(self, nodes: int, gpus: int) -> Mesh:
+        """The same ranks as nodes x gpus of another degree; bytes go on counting by the real nodes."""
+        if nodes * gpus != self.world_size:
+            raise UserError(
+                f"a {nodes}x{gpus} view needs {nodes * gpus} ranks, the mesh has {self.world_size}"
+            )
+        return Mesh(nodes, gpus, self.rank, self.device, base=self._base or self)
+
+    def same_node(self, rank: int) -> bool:
+        """Whether another rank sits on this rank's real node."""
+        real = self._base or self
+        return rank // real.gpus == real.node
+
+    def members(self, axis: Axis, rank: int | None = None) -> tuple[int, ...]:
+        """The ranks of an axis's group around `rank` (this rank where none is given), in ring order."""
+        node, gpu = divmod(self.rank if rank is None else rank, self.gpus)
+        if axis == "intra":
+            return tuple(node * self.gpus + g for g in range(self.gpus))
+        if axis == "inter":
+            return tuple(j * self.gpus + gpu for j in range(self.nodes))
+        return tuple(range(self.world_size))
+
+    def group(self, axis: Axis, purpose: str) -> Group:
+        """The group of an axis for one purpose; collective at the first call of each (axis, purpose)."""
+        if (axis, purpose) not in self._groups:
+            self._groups[axis, purpose] = self._make_group(axis)
+        return self._groups[axis, purpose]
+
+    def _make_group(self, axis: Axis) -> Group:
+        mine, process_group = self.members(axis), None
+        # Every rank makes every group, in the same order: new_group is collective over the world.
+        for members in dict.fromkeys(self.members(axis, rank) for rank in range(self.world_size)):
+            if len(members) > 1:
+                made = dist.new_group(list(members))
+                process_group = made if members == mine else process_group
+        return Group(mine, mine.index(self.rank), process_group)
+
+
+def start(nodes: int, *, device: torch.device | None = None, timeout_s: float = 600.0) -> Mesh:
+    """The mesh of a torchrun world: joins the process group if that has not been done, one device a rank."""
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size % nodes:
+        raise UserError(f"{world_size} ranks do not make {nodes} equal nodes: start a multiple of {nodes}")
+    if device is None:
+        local = int(os.environ.get("LOCAL_RANK", rank % (world_size // nodes)))
+        device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if world_size > 1 and not dist.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    return Mesh(nodes, world_size // nodes, rank, device)

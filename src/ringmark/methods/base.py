@@ -1,0 +1,108 @@
+"""The contract of a method: one file, one class named Method, forward and backward written out.
+
+A method owns `attend` (the forward of one rank) and `gradients` (its backward); the autograd wiring is here,
+once. An implementation with an autograd of its own (the peers) overrides `forward` instead. A method never
+imports ringmark.bench or ringmark.record: it cannot time or grade itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+
+from ringmark.cell import Cell, OptionValue
+from ringmark.comm.mesh import Mesh
+from ringmark.errors import UserError, nearest
+from ringmark.kernels.base import Kernel
+
+
+class Method:
+    """One distributed-attention algorithm on one mesh; subclasses are named Method, one in each file."""
+
+    label: ClassVar[str]  # as a table prints it
+    implementation: ClassVar[str] = "ringmark"  # or the peer library, with its version asked at run time
+    default_options: ClassVar[dict[str, OptionValue]] = {}
+    layout: str  # a class attribute where it is fixed; set in __init__ where an option decides
+    private_problem: ClassVar[bool] = False  # True: every rank solves a problem of its own (the bound)
+
+    def __init__(self, **options: OptionValue) -> None:
+        for name in options:
+            if name not in self.default_options:
+                known = nearest(name, self.default_options) if self.default_options else "it has none"
+                raise UserError(f"{type(self).__module__.rsplit('.', 1)[-1]} has no option {name!r}: {known}")
+        self.options = {**self.default_options, **options}
+
+    # What a method says of itself before it runs.
+
+    def unavailable(self) -> str | None:
+        """Why this machine cannot run it (a missing library), or None."""
+        return None
+
+    def unsupported(self, cell: Cell) -> str | None:
+        """Why this cell cannot exist for this method (a length that does not divide, ...), or None."""
+        return None
+
+    def settings(self) -> dict[str, Any]:
+        """What a reader of the record should know of how it ran: options, wires, library versions."""
+        return dict(self.options)
+
+    # What it does.
+
+    def setup(self, mesh: Mesh, kernel: Kernel, *, causal: bool, scale: float | None = None) -> None:
+        """Bind to a mesh and a kernel: make rings and groups here (collective: all ranks, same order)."""
+        self.mesh, self.kernel, self.causal, self.scale = mesh, kernel, causal, scale
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's (out, lse) from its local q, k, v (B, S_local, H, D); lse is (B, H, S_local)."""
+        raise NotImplementedError
+
+    def gradients(
+        self,
+        dout: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        scale: float,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """This rank's (dq, dk, dv)."""
+        raise NotImplementedError
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """This rank's rows of the attention output, differentiable."""
+        scale = self.scale if self.scale is not None else q.shape[-1] ** -0.5
+        return _Attention.apply(self, q, k, v, scale)  # type: ignore[no-any-return]
+
+    __call__ = forward
+
+
+class _Attention(torch.autograd.Function):
+    """Ties attend and gradients together for autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, method: Method, q: Any, k: Any, v: Any, scale: float) -> torch.Tensor:
+        out, lse = method.attend(q, k, v, scale)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.method, ctx.scale = method, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: torch.Tensor) -> Any:  # type: ignore[override]
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = ctx.method.gradients(dout.contiguous(), q, k, v, out, lse, ctx.scale)
+        return None, dq, dk, dv, None
+
+
+def row_dot(dout: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """delta = rowsum(dout * out) as float32 (B, H, S), in chunks: no float32 copy of a whole tensor."""
+    batch, seqlen, heads, _ = out.shape
+    wide = torch.float64 if out.dtype == torch.float64 else torch.float32
+    delta = torch.empty(batch, heads, seqlen, dtype=wide, device=out.device)
+    for start in range(0, seqlen, 4096):
+        rows = slice(start, start + 4096)
+        delta[:, :, rows] = (dout[:, rows].to(wide) * out[:, rows].to(wide)).sum(-1).transpose(1, 2)
+    return delta

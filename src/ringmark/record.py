@@ -1,0 +1,245 @@
+"""The record of one cell: what was asked, what ran, what was measured, on what.
+
+Status decides which fields may exist.
+A passed record has a timing, a check and a memory figure; any other has a reason and no timing, ever
+(`Record.__post_init__` is the law, and nothing can build a record around it). Written atomically.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal
+
+from ringmark import schema
+from ringmark.cell import Cell
+from ringmark.errors import UserError
+from ringmark.stats import Summary
+
+SCHEMA_VERSION = "ringmark.record/1"
+Protocol = Literal["isolated", "pipelined"]
+
+
+class Status(str, Enum):
+    """How a cell ended, in one word; tables print the word where there is no number."""
+
+    PASSED = "passed"
+    WRONG = "wrong"
+    OOM = "oom"
+    UNSUPPORTED = "unsupported"
+    UNAVAILABLE = "unavailable"
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the config or the command line asked of the measurement, besides the cell itself."""
+
+    repeat: int = 0
+    seed: int = 0
+    protocols: list[Protocol] = field(default_factory=lambda: ["isolated"])
+    warmup: int = 3
+    min_iterations: int = 5
+    max_iterations: int = 100
+    ci_target: float = 0.02
+    time_limit_s: float = 600.0
+    profile: bool = False
+
+    def __post_init__(self) -> None:
+        if self.warmup < 3:
+            raise ValueError(f"warmup is {self.warmup}: at least 3 untimed iterations come before a timing")
+        if not 1 <= self.min_iterations <= self.max_iterations:
+            raise ValueError(
+                f"iterations from {self.min_iterations} to {self.max_iterations}: "
+                "give min_iterations of at least 1 and max_iterations not below it"
+            )
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What really ran: the kernel behind `auto`, the layout, the backend, and the bytes that a rank sent."""
+
+    run_id: str
+    order: int
+    kernel: str
+    kernel_version: str
+    layout: str
+    opt_bwd: bool | None
+    deterministic: bool
+    device: str
+    backend: str
+    transport: str
+    world_size: int
+    bytes_sent_intra: int
+    bytes_sent_inter: int
+    started_at: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    label: str = ""
+    implementation: str = "ringmark"
+
+
+@dataclass(frozen=True)
+class Series:
+    """One protocol's timing: every rank's every iteration, and what follows from them."""
+
+    samples_ms: list[list[float]]
+    wall_ms: list[list[float]]
+    summary: Summary
+    stopped_by: Literal["ci_target", "max_iterations", "time_limit"]
+    clock: Literal["cuda_events", "monotonic"]
+    clock_disagreement: float
+    flags: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long the cell took. The headline is `isolated` where it was measured, else `pipelined`."""
+
+    first_call_ms: float
+    floor_ms: float
+    series: dict[Protocol, Series]
+    tflops_per_gpu: float
+
+    @property
+    def headline(self) -> Series:
+        return self.series["isolated"] if "isolated" in self.series else next(iter(self.series.values()))
+
+
+@dataclass(frozen=True)
+class TensorError:
+    """How far one tensor is from exact attention, and how far the kernel alone is on the same rows."""
+
+    relative_error: float
+    kernel_relative_error: float
+    allowed: float
+    rows_checked: int
+    rows_total: int
+    worst_rank: int
+
+
+@dataclass(frozen=True)
+class Check:
+    """The answer held against exact attention, before any timing."""
+
+    errors: dict[str, TensorError]
+    reference_dtype: str
+    check_ms: float
+
+    @property
+    def ok(self) -> bool:
+        return all(error.relative_error <= error.allowed for error in self.errors.values())
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Peak memory of an iteration beyond what was there before it, and in all; the highest rank's."""
+
+    peak_above_inputs_mib: float
+    peak_mib: float
+    inputs_mib: float
+    device_used_mib: float | None
+    per_rank_peak_mib: list[float]
+    source: Literal["cuda_allocator", "resident_set"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no time: one sentence, the rank that it is about, the stage it was in."""
+
+    reason: str
+    rank: int | None = None
+    stage: str | None = None
+    detail: str | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """The JSON of one cell."""
+
+    cell: Cell
+    asked: Asked
+    status: Status
+    campaign: str
+    ran: Ran | None = None
+    timing: Timing | None = None
+    check: Check | None = None
+    memory: Memory | None = None
+    failure: Failure | None = None
+    profile: dict[str, Any] | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
+    schema: str = SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        passed = self.status is Status.PASSED
+        if passed and not (self.ran and self.timing and self.check and self.memory):
+            raise ValueError("a passed record needs ran, timing, check and memory")
+        if passed and self.failure is not None:
+            raise ValueError("a passed record has no failure")
+        if passed and self.check is not None and not self.check.ok:
+            raise ValueError(
+                "a passed record cannot have an error above what is allowed: its status is wrong"
+            )
+        if not passed and (self.timing is not None or self.memory is not None or self.profile is not None):
+            raise ValueError(
+                f"a record with status {self.status.value} cannot have a timing, memory or profile"
+            )
+        if not passed and (self.failure is None or not self.failure.reason):
+            raise ValueError(f"a record with status {self.status.value} needs a failure with its reason")
+        if self.status is Status.WRONG and (self.check is None or self.check.ok):
+            raise ValueError("a wrong record needs the check that it failed")
+        if self.schema != SCHEMA_VERSION:
+            raise ValueError(f"schema is {self.schema!r}, this ringmark reads {SCHEMA_VERSION!r}")
+
+    @property
+    def path(self) -> Path:
+        """Where the record lives under its campaign's folder."""
+        return record_path(self.cell, self.asked.repeat)
+
+
+def record_path(cell: Cell, repeat: int) -> Path:
+    """The path of a record under its campaign's folder: the cell's key and the repeat."""
+    return Path("records", f"{cell.key}.r{repeat}.json")
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a file so that a reader, or a crash, sees the whole of it or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write(record: Record, path: Path) -> None:
+    """Write a record; an unwritable place is told in one sentence."""
+    try:
+        write_atomic(path, json.dumps(schema.dump(record), indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror}; choose a place that can be written"
+        ) from None
+
+
+def read(path: Path) -> Record:
+    """Read a record; a file that is none is told in one sentence, and left as it is."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} is no readable record ({error}): restore or delete it, then run again"
+        ) from None
+    return from_json(data, str(path))
+
+
+def from_json(data: Mapping[str, Any], where: str) -> Record:
+    return schema.load(Record, data, where)

@@ -1,0 +1,1 @@
+"""From records to what is shown: collect, render, plot. No torch here: it runs on a laptop."""
