@@ -1,0 +1,74 @@
+"""The fold of one partial (out, lse) as one Triton kernel, over any strides.
+
+A program takes a block of rows of one head: it reads both lse, writes the new one, and passes once over the
+rows of out. float32 throughout; rows and strides are counted in int64, as a tensor may pass 2**31 elements.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _fold(
+    acc_ptr, lse_acc_ptr, out_ptr, lse_ptr, into_ptr,
+    acc_b, acc_s, acc_h, lse_acc_b, lse_acc_h, lse_acc_s,
+    out_b, out_s, out_h, lse_b, lse_h, lse_s, into_b, into_s, into_h,
+    seqlen, heads, head_dim,
+    FIRST: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    batch = (tl.program_id(1) // heads).to(tl.int64)
+    head = (tl.program_id(1) % heads).to(tl.int64)
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_S + tl.arange(0, BLOCK_S)
+    columns = tl.arange(0, BLOCK_D)
+    here = rows < seqlen
+    cells = here[:, None] & (columns < head_dim)[None, :]
+
+    lse = tl.load(lse_ptr + batch * lse_b + head * lse_h + rows * lse_s, mask=here, other=0.0)
+    lse_acc_at = lse_acc_ptr + batch * lse_acc_b + head * lse_acc_h + rows * lse_acc_s
+    out_at = out_ptr + batch * out_b + head * out_h + rows[:, None] * out_s + columns[None, :]
+    into_at = into_ptr + batch * into_b + head * into_h + rows[:, None] * into_s + columns[None, :]
+    part = tl.load(out_at, mask=cells, other=0.0).to(tl.float32)
+    if FIRST:
+        tl.store(lse_acc_at, lse, mask=here)
+        merged = part
+    else:
+        lse_acc = tl.load(lse_acc_at, mask=here, other=0.0)
+        top = tl.maximum(lse, lse_acc)
+        bottom = tl.minimum(lse, lse_acc)
+        # exp of a number that is never positive; -inf on both sides would be nan, so it is not asked.
+        ratio = tl.where(bottom == float("-inf"), 0.0, tl.exp(bottom - top))
+        small = ratio / (1.0 + ratio)
+        share = tl.where(lse > lse_acc, 1.0 - small, small)
+        share = tl.where(lse == float("-inf"), 0.0, share)[:, None]
+        tl.store(lse_acc_at, top + tl.log(1.0 + ratio), mask=here)
+        acc_at = acc_ptr + batch * acc_b + head * acc_h + rows[:, None] * acc_s + columns[None, :]
+        acc = tl.load(acc_at, mask=cells, other=0.0)
+        merged = tl.where(share > 0, acc * (1.0 - share) + part * share, acc)
+    tl.store(into_at, merged.to(into_ptr.dtype.element_ty), mask=cells)
+
+
+def fold_on_gpu(
+    out_acc: torch.Tensor,
+    lse_acc: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    first: bool,
+    into: torch.Tensor | None,
+) -> None:
+    """Launch the fold; every tensor may be a strided view whose head_dim elements lie side by side."""
+    batch, seqlen, heads, head_dim = out.shape
+    target = out_acc if into is None else into
+    for tensor in (out_acc, out, target):
+        if tensor.stride(3) != 1:
+            raise ValueError(f"the head_dim elements of {tuple(tensor.shape)} do not lie side by side")
+    block_s = 32
+    _fold[(triton.cdiv(seqlen, block_s), batch * heads)](
+        out_acc, lse_acc, out, lse, target,
+        *out_acc.stride()[:3], *lse_acc.stride(),
+        *out.stride()[:3], *lse.stride(), *target.stride()[:3],
+        seqlen, heads, head_dim,
+        FIRST=first, BLOCK_S=block_s, BLOCK_D=triton.next_power_of_2(head_dim),
+    )  # fmt: skip
