@@ -1,0 +1,1 @@
+"""Published numbers: read from logs and pages (ingest), held against each other (audit), and judged (verdict)."""
