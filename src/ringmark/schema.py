@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from typing import Any, TypeVar
@@ -21,7 +21,26 @@ T = TypeVar("T")
 
 def load(kind: type[T], data: object, where: str) -> T:
     """`data` as a `kind`; `where` names the file or place in the sentence of an error."""
-    return typing.cast(T, _load(kind, data, where))
+    try:
+        return typing.cast(T, _loader(typing.cast(Any, kind))(data))
+    except _MisfitError as misfit:
+        place = f"{where}{misfit.place}" if where else misfit.place.lstrip(".")
+        raise UserError(place + misfit.sentence) from None
+
+
+class _MisfitError(Exception):
+    """Data that does not fit: the sentence, and the place, written as the error climbs out (so that
+    loading what does fit, ten thousand records of it, never writes a place down)."""
+
+    def __init__(self, sentence: str) -> None:
+        self.sentence, self.place = sentence, ""
+
+    def within(self, step: str) -> _MisfitError:
+        self.place = step + self.place
+        return self
+
+
+_Loader = Callable[[Any], Any]
 
 
 @cache
@@ -34,83 +53,143 @@ def _fields(kind: type) -> tuple[dataclasses.Field[Any], ...]:
     return dataclasses.fields(kind)
 
 
-def _load(kind: Any, data: object, where: str) -> Any:
-    origin = typing.get_origin(kind)
+@cache
+def _loader(kind: Any) -> _Loader:
+    """The function that loads a `kind`, made once for each."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any or kind is object:
-        return data
+        return lambda data: data
     if origin in (typing.Union, types.UnionType):
-        return _load_union(typing.get_args(kind), data, where)
+        return _union_loader(args)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _load_dataclass(kind, data, where)
+        return _dataclass_loader(kind)
     if isinstance(kind, type) and issubclass(kind, Enum):
-        try:
-            return kind(data)
-        except ValueError:
-            raise UserError(
-                f"{where}: {data!r} is not known; {nearest(str(data), [m.value for m in kind])}"
-            ) from None
+        return _choice_loader({member.value: member for member in kind})
     if origin is typing.Literal:
-        if data in typing.get_args(kind):
-            return data
-        raise UserError(
-            f"{where}: {data!r} is not known; {nearest(str(data), map(str, typing.get_args(kind)))}"
-        )
+        return _choice_loader({value: value for value in args})
     if origin in (tuple, list, Sequence):
-        item = typing.get_args(kind)[0]
-        if not isinstance(data, (list, tuple)):
-            raise UserError(f"{where} must be a list, not {data!r}")
-        return tuple(_load(item, value, f"{where}[{i}]") for i, value in enumerate(data))
+        return _list_loader(args[0])
     if origin in (dict, Mapping):
-        value_kind = typing.get_args(kind)[1]
+        return _mapping_loader(args[1])
+    return _scalar_loader(kind)
+
+
+def _choice_loader(choices: dict[Any, Any]) -> _Loader:
+    def load_choice(data: Any) -> Any:
+        try:
+            return choices[data]
+        except (KeyError, TypeError):  # TypeError: a list or mapping, which is no choice either
+            known = nearest(str(data), map(str, choices))
+            raise _MisfitError(f": {data!r} is not known; {known}") from None
+
+    return load_choice
+
+
+def _list_loader(item: Any) -> _Loader:
+    load_item = _loader(item)
+
+    def load_list(data: Any) -> Any:
+        if not isinstance(data, (list, tuple)):
+            raise _MisfitError(f" must be a list, not {data!r}")
+        if item is float and set(map(type, data)) == {float}:  # a rank's samples: the bulk of a record
+            return tuple(data)
+        loaded = []
+        try:
+            for value in data:
+                loaded.append(load_item(value))
+        except _MisfitError as misfit:
+            raise misfit.within(f"[{len(loaded)}]") from None
+        return tuple(loaded)
+
+    return load_list
+
+
+def _mapping_loader(value_kind: Any) -> _Loader:
+    load_value = _loader(value_kind)
+
+    def load_mapping(data: Any) -> Any:
         if not isinstance(data, dict):
-            raise UserError(f"{where} must be a mapping, not {data!r}")
-        return {str(key): _load(value_kind, value, f"{where}.{key}") for key, value in data.items()}
-    return _load_scalar(kind, data, where)
+            raise _MisfitError(f" must be a mapping, not {data!r}")
+        loaded = {}
+        for key, value in data.items():
+            try:
+                loaded[str(key)] = load_value(value)
+            except _MisfitError as misfit:
+                raise misfit.within(f".{key}") from None
+        return loaded
+
+    return load_mapping
 
 
-def _load_scalar(kind: Any, data: object, where: str) -> Any:
-    if kind is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
-    if isinstance(data, kind) and not (kind is int and isinstance(data, bool)):
-        return data
-    raise UserError(f"{where} must be {_PLAIN.get(kind, kind.__name__)}, not {data!r}")
+def _scalar_loader(kind: Any) -> _Loader:
+    def load_scalar(data: Any) -> Any:
+        if type(data) is kind:
+            return data
+        if kind is float and isinstance(data, int) and not isinstance(data, bool):
+            return float(data)
+        if isinstance(data, kind) and not (kind is int and isinstance(data, bool)):
+            return data
+        raise _MisfitError(f" must be {_PLAIN.get(kind, kind.__name__)}, not {data!r}")
+
+    return load_scalar
 
 
 _PLAIN = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
 
 
-def _load_union(choices: tuple[Any, ...], data: object, where: str) -> Any:
-    if data is None and type(None) in choices:
-        return None
+def _union_loader(choices: tuple[Any, ...]) -> _Loader:
+    nullable = type(None) in choices
     real = [choice for choice in choices if choice is not type(None)]
-    if len(real) == 1:
-        return _load(real[0], data, where)
-    for choice in real:
-        try:
-            return _load(choice, data, where)
-        except UserError:
-            continue
+    loaders = [_loader(choice) for choice in real]
     plain = " or ".join(_PLAIN.get(choice, getattr(choice, "__name__", str(choice))) for choice in real)
-    raise UserError(f"{where} must be {plain}, not {data!r}")
+
+    def load_union(data: Any) -> Any:
+        if data is None and nullable:
+            return None
+        if len(loaders) == 1:
+            return loaders[0](data)
+        for loader in loaders:
+            try:
+                return loader(data)
+            except _MisfitError:
+                continue
+        raise _MisfitError(f" must be {plain}, not {data!r}")
+
+    return load_union
 
 
-def _load_dataclass(kind: type, data: object, where: str) -> Any:
-    if not isinstance(data, dict):
-        raise UserError(f"{where} must be a mapping with keys, not {data!r}")
-    hints, known = _hints(kind), {field.name: field for field in _fields(kind)}
-    for key in data:
-        if key not in known:
-            raise UserError(f"{where} has an unknown key {str(key)!r}: {nearest(str(key), known)}")
-    values = {}
-    for name, field in known.items():
-        if name in data:
-            values[name] = _load(hints[name], data[name], f"{where}.{name}" if where else name)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise UserError(f"{where} lacks the key {name!r}: add it")
-    try:
-        return kind(**values)
-    except ValueError as error:  # a dataclass's own law, told in its words
-        raise UserError(f"{where}: {error}") from None
+def _dataclass_loader(kind: type) -> _Loader:
+    known = {field.name for field in _fields(kind)}
+    needed = [
+        field.name
+        for field in _fields(kind)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    loaders: dict[str, _Loader] = {}
+
+    def load_dataclass(data: Any) -> Any:
+        if not loaders:  # at the first use: a definition may mention itself
+            loaders.update({name: _loader(_hints(kind)[name]) for name in known})
+        if not isinstance(data, dict):
+            raise _MisfitError(f" must be a mapping with keys, not {data!r}")
+        for key in data:
+            if key not in known:
+                raise _MisfitError(f" has an unknown key {str(key)!r}: {nearest(str(key), known)}")
+        values = {}
+        for name, value in data.items():
+            try:
+                values[name] = loaders[name](value)
+            except _MisfitError as misfit:
+                raise misfit.within(f".{name}") from None
+        for name in needed:
+            if name not in values:
+                raise _MisfitError(f" lacks the key {name!r}: add it")
+        try:
+            return kind(**values)
+        except ValueError as error:  # a dataclass's own law, told in its words
+            raise _MisfitError(f": {error}") from None
+
+    return load_dataclass
 
 
 def dump(value: Any) -> Any:

@@ -1,0 +1,185 @@
+"""Valid records with made-up numbers, for the tests of tables and for their speed benchmark."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+from ringmark import record, stats
+from ringmark.cell import Cell, MeshShape, Shape
+from ringmark.flops import attention_flops, tflops_per_gpu
+
+SMALL = Shape(1, 4, 4, 64, "fp32", "causal")
+PAPER = Shape(1, 40, 40, 128, "bf16", "causal")
+LABELS = {"single": "One GPU alone", "ring": "Ring", "burst": "BurstAttention", "usp": "USP"}
+SPEED = {"single": 1.0, "burst": 0.97, "usp": 0.9, "double_ring": 0.88, "zigzag": 0.8, "ring": 0.55}
+
+
+def environment(device: str = "cpu") -> dict[str, Any]:
+    """What a record says of the machine."""
+    return {
+        "schema": "ringmark.environment/1",
+        "nodes": [{"node": 0, "cpu": "Example CPU", "gpus": [], "driver": None}],
+        "versions": {"python": "3.11.7", "torch": "2.13.0", "ringmark": "0.1.0"},
+        "git": {"commit": "0123456789abcdef", "dirty": False},
+        "device": device,
+    }
+
+
+def samples(rng: random.Random, typical_ms: float, ranks: int, iterations: int) -> list[list[float]]:
+    return [[typical_ms * (1 + abs(rng.gauss(0, 0.004))) for _ in range(iterations)] for _ in range(ranks)]
+
+
+def series(rng: random.Random, typical_ms: float, ranks: int, iterations: int) -> record.Series:
+    measured = samples(rng, typical_ms, ranks, iterations)
+    return record.Series(
+        samples_ms=measured,
+        wall_ms=[[value * 1.001 for value in rank] for rank in measured],
+        summary=stats.summarize(stats.slowest_per_iteration(measured)),
+        stopped_by="ci_target",
+        clock="cuda_events",
+        clock_disagreement=0.001,
+    )
+
+
+def _ran(cell: Cell, kernel: str, run_id: str, order: int, label: str, settings: dict[str, Any]) -> record.Ran:
+    return record.Ran(
+        run_id=run_id,
+        order=order,
+        kernel=kernel,
+        kernel_version="2.7.4.post1" if kernel == "flash2" else "2.13.0",
+        layout="zigzag",
+        opt_bwd=True if cell.method == "burst" else None,
+        deterministic=False,
+        device="NVIDIA H200" if cell.shape.dtype == "bf16" else "Example CPU",
+        backend="nccl" if cell.shape.dtype == "bf16" else "gloo",
+        transport="send_recv",
+        world_size=cell.world_size,
+        bytes_sent_intra=1 << 20,
+        bytes_sent_inter=1 << 18,
+        started_at="2026-11-01T10:00:00Z",
+        settings=settings,
+        label=label,
+    )
+
+
+def make(
+    cell: Cell,
+    *,
+    campaign: str = "made",
+    status: record.Status = record.Status.PASSED,
+    repeat: int = 0,
+    rng: random.Random | None = None,
+    median_ms: float | None = None,
+    kernel: str | None = None,
+    run_id: str = "run0",
+    iterations: int = 12,
+    profile: bool = False,
+    label: str | None = None,
+    settings: dict[str, Any] | None = None,
+    reason: str = "the cell needs 9000 MiB and 8000 are there",
+    order: int = 0,
+) -> record.Record:
+    """A record of `cell`, valid under the status law; a passed one has timings near `median_ms`."""
+    rng = rng or random.Random(f"{cell.key}.{repeat}")
+    kernel = kernel or (cell.kernel if cell.kernel != "auto" else "reference")
+    common: dict[str, Any] = {
+        "cell": cell,
+        "asked": record.Asked(repeat=repeat, seed=7, profile=profile),
+        "status": status,
+        "campaign": campaign,
+        "environment": environment(),
+    }
+    title = label or LABELS.get(cell.method, cell.method)
+    ran = _ran(cell, kernel, run_id, order, title, settings or {})
+    if status is record.Status.PASSED:
+        return record.Record(
+            **common, ran=ran, **_measured(cell, rng, iterations, median_ms), profile=PROFILE if profile else None
+        )
+    failure = record.Failure(reason=reason, rank=1, stage="timing")
+    if status is record.Status.WRONG:
+        bad = {"out": record.TensorError(0.3, 1e-6, 2e-6, 64, 4096, 1)}
+        return record.Record(**common, ran=ran, check=record.Check(bad, "float64", 3.0), failure=failure)
+    started = status not in (record.Status.UNAVAILABLE, record.Status.UNSUPPORTED)
+    return record.Record(**common, ran=ran if started else None, failure=failure)
+
+
+def _measured(cell: Cell, rng: random.Random, iterations: int, median_ms: float | None) -> dict[str, Any]:
+    flops = attention_flops(
+        batch=cell.shape.batch,
+        seqlen_global=cell.seqlen_global,
+        num_heads_q=cell.shape.num_heads_q,
+        head_dim=cell.shape.head_dim,
+        causal=cell.shape.causal,
+        phase=cell.phase,
+    )
+    rate = (600.0 if cell.shape.dtype == "bf16" else 0.02) * SPEED.get(cell.method, 0.7)
+    typical_ms = median_ms or flops / cell.world_size / (rate * 1e12) * 1e3 + 0.2
+    headline = series(rng, typical_ms, min(cell.world_size, 8), iterations)
+    tensors = ["out"] if cell.phase == "fwd" else ["out", "dq", "dk", "dv"]
+    peak = rng.uniform(800, 900) * math.sqrt(cell.seqlen_global / 4096)
+    return {
+        "timing": record.Timing(
+            first_call_ms=typical_ms * 9,
+            floor_ms=0.01,
+            series={"isolated": headline},
+            tflops_per_gpu=tflops_per_gpu(flops, headline.summary.median, cell.world_size),
+        ),
+        "check": record.Check(
+            {name: record.TensorError(1e-6, 9e-7, 2e-6, 64, 4096, 0) for name in tensors}, "float64", 3.0
+        ),
+        "memory": record.Memory(peak, peak + 120, 120.0, None, [peak + 120] * 2, "resident_set"),
+    }
+
+
+PROFILE: dict[str, Any] = {}
+
+
+def grid(campaign: str = "made") -> list[record.Record]:
+    """A small campaign with every status, two repeats of one cell, and a profile."""
+    mesh = MeshShape(2, 2)
+    statuses = list(record.Status)
+    made = []
+    for i, method in enumerate(("single", "burst", "ring", "usp")):
+        for seqlen in (512, 1024, 2048):
+            for phase in ("fwd", "fwd_bwd"):
+                options = {"placement": "head_first", "ulysses": 2} if method == "usp" else {}
+                cell = Cell(method, seqlen, SMALL, phase, mesh, "auto", options)  # type: ignore[arg-type]
+                status = statuses[1 + (i + seqlen // 512) % 6] if (method, seqlen) == ("usp", 2048) else statuses[0]
+                made.append(make(cell, campaign=campaign, status=status))
+    made.append(make(Cell("ring", 512, SMALL, "fwd", mesh, "auto"), campaign=campaign, repeat=1))
+    for status in statuses[1:]:
+        cell = Cell("zigzag", 256 * 3 ** statuses.index(status), SMALL, "fwd", mesh, "auto")
+        made.append(make(cell, campaign=campaign, status=status))
+    return made
+
+
+def many(count: int, campaign: str = "many") -> list[record.Record]:
+    """`count` records over methods, kernels, meshes, lengths and repeats, a tenth of them without a time."""
+    made: list[record.Record] = []
+    methods = ["single", "burst", "double_ring", "ring", "stripe", "ulysses", "usp", "zigzag", "te_p2p", "torch_cp"]
+    rng = random.Random(1)
+    repeat = 0
+    while True:
+        for mesh in (MeshShape(1, 8), MeshShape(2, 8), MeshShape(4, 8)):
+            for kernel in ("flash2", "flash4"):
+                for exponent in range(12, 21):
+                    for phase in ("fwd", "fwd_bwd"):
+                        for method in methods:
+                            cell = Cell(method, 2**exponent, PAPER, phase, mesh, kernel)  # type: ignore[arg-type]
+                            status = rng.choice(list(record.Status)) if rng.random() < 0.1 else record.Status.PASSED
+                            made.append(
+                                make(cell, campaign=campaign, status=status, repeat=repeat, rng=rng, iterations=20)
+                            )
+                            if len(made) == count:
+                                return made
+        repeat += 1
+
+
+def write_campaign(folder: Path, records: list[record.Record], preflight: dict[str, Any] | None = None) -> Path:
+    """The records as files under `folder`, where a campaign's folder has them."""
+    for made in records:
+        record.write(made, folder / made.path)
+    return folder
