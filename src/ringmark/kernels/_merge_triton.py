@@ -11,18 +11,18 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
-def _fold(
+@triton.jit  # type: ignore[untyped-decorator]
+def _fold(  # type: ignore[no-untyped-def]
     acc_ptr, lse_acc_ptr, out_ptr, lse_ptr, into_ptr,
     acc_b, acc_s, acc_h, lse_acc_b, lse_acc_h, lse_acc_s,
     out_b, out_s, out_h, lse_b, lse_h, lse_s, into_b, into_s, into_h,
     seqlen, heads, head_dim,
-    FIRST: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
+    is_first: tl.constexpr, block_s: tl.constexpr, block_d: tl.constexpr,
 ):  # fmt: skip
     batch = (tl.program_id(1) // heads).to(tl.int64)
     head = (tl.program_id(1) % heads).to(tl.int64)
-    rows = tl.program_id(0).to(tl.int64) * BLOCK_S + tl.arange(0, BLOCK_S)
-    columns = tl.arange(0, BLOCK_D)
+    rows = tl.program_id(0).to(tl.int64) * block_s + tl.arange(0, block_s)
+    columns = tl.arange(0, block_d)
     here = rows < seqlen
     cells = here[:, None] & (columns < head_dim)[None, :]
 
@@ -31,7 +31,7 @@ def _fold(
     out_at = out_ptr + batch * out_b + head * out_h + rows[:, None] * out_s + columns[None, :]
     into_at = into_ptr + batch * into_b + head * into_h + rows[:, None] * into_s + columns[None, :]
     part = tl.load(out_at, mask=cells, other=0.0).to(tl.float32)
-    if FIRST:
+    if is_first:
         tl.store(lse_acc_at, lse, mask=here)
         merged = part
     else:
@@ -70,5 +70,5 @@ def fold_on_gpu(
         *out_acc.stride()[:3], *lse_acc.stride(),
         *out.stride()[:3], *lse.stride(), *target.stride()[:3],
         seqlen, heads, head_dim,
-        FIRST=first, BLOCK_S=block_s, BLOCK_D=triton.next_power_of_2(head_dim),
+        is_first=first, block_s=block_s, block_d=triton.next_power_of_2(head_dim),
     )  # fmt: skip

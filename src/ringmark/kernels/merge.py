@@ -1,6 +1,6 @@
 """Folding partial results into accumulators, in place: (out, lse) of one more block of keys, gradients too.
 
-    w       = sigmoid(lse_new - lse_acc)                  the share of the new block, never an exp that overflows
+    w       = sigmoid(lse_new - lse_acc)                  the share of the new block; no exp can overflow
     out_acc = out_acc * (1 - w) + out_new * w
     lse_acc = max + log1p(exp(-|lse_new - lse_acc|))
 

@@ -1,0 +1,89 @@
+"""FlashAttention-4 (CuTe), which takes delta with no patch.
+
+Its backward starts from rowsum(dout * out) - dlse, where dlse is the gradient of lse. With out = 0 and
+dlse = -delta that is delta, so `out` need not be there: a zero of stride 0 stands in for it and costs no
+memory traffic. The kernels compile at their first call for a shape's kind (seconds).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import pkgutil
+from typing import Any
+
+import torch
+
+from ringmark.cell import Shape
+from ringmark.kernels import _gpu
+
+
+class Flash4:
+    """FlashAttention-4."""
+
+    name = "flash4"
+    needs_out = False
+    deterministic = False  # dq is summed by atomic additions
+
+    def version(self) -> str:
+        return f"flash-attn-4 {importlib.metadata.version('flash-attn-4')}"
+
+    def unavailable(self) -> str | None:
+        reason = _gpu.no_gpu((9, 0))
+        if reason:
+            return reason
+        try:
+            _interface()
+        except Exception as error:  # an import that fails in any way is a kernel that is not there
+            return f"flash_attn.cute does not import: {type(error).__name__}: {error}"
+        return None
+
+    def unfit(self, shape: Shape, device: torch.device) -> str | None:
+        # Only the Hopper kernels go to 256; Blackwell's own one for 256 takes no dlse.
+        return _gpu.misfit(shape, device, 256 if _capability(device) == 9 else 128)
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse, *_ = _interface()._flash_attn_fwd(
+            q, k, v, softmax_scale=scale, causal=causal, return_lse=True
+        )
+        return out, lse
+
+    def backward(
+        self,
+        dout: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        lse: torch.Tensor,
+        delta: torch.Tensor,
+        scale: float,
+        causal: bool,
+        out: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        nothing = torch.zeros(q.shape[-1], dtype=q.dtype, device=q.device).expand(q.shape)
+        dq, dk, dv = _interface()._flash_attn_bwd(
+            q, k, v, nothing, dout, lse.contiguous(), softmax_scale=scale, causal=causal, dlse=-delta
+        )
+        return dq, dk, dv
+
+
+@functools.cache
+def _interface() -> Any:
+    """The module with the two calls, found also where flash-attn 2 is installed elsewhere on the path."""
+    try:
+        return importlib.import_module("flash_attn.cute.interface")
+    except ModuleNotFoundError:
+        # flash-attn 2 is a package of its own named flash_attn, and hides the folder of the same name.
+        package = importlib.import_module("flash_attn")
+        package.__path__ = pkgutil.extend_path(package.__path__, "flash_attn")
+        return importlib.import_module("flash_attn.cute.interface")
+
+
+def _capability(device: torch.device) -> int:
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
+
+
+KERNEL = Flash4()

@@ -1,0 +1,254 @@
+"""Every kernel that this GPU host has, against float64, and the Triton merge against the plain one.
+
+    python -m pytest tests/gpu/test_kernels.py
+    RINGMARK_REPORT=folder ...     also writes folder/kernels.json: errors, and TFLOP/s at 40 heads, 16384
+
+A kernel that is not here is skipped with its reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ringmark import flops  # noqa: E402
+from ringmark.cell import Shape  # noqa: E402
+from ringmark.kernels import availability, load, merge, names, select  # noqa: E402
+from ringmark.kernels.reference import KERNEL as REFERENCE  # noqa: E402
+from ringmark.methods.base import row_dot  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+CUDA = torch.device("cuda")
+REPORT: dict = {"errors": {}, "tflops": {}, "versions": {}, "unavailable": {}}
+# (batch, seqlen_q, seqlen_k, num_heads_q, num_heads_kv, causal)
+PROBLEMS = {
+    "causal": (2, 1024, 1024, 4, 4, True),
+    "full": (2, 1024, 1024, 4, 4, False),
+    "causal_gqa": (1, 768, 768, 8, 2, True),
+    "full_mqa": (1, 640, 640, 4, 1, False),
+    "wide": (1, 512, 1024, 4, 4, False),
+    "tall": (1, 1024, 512, 4, 2, False),
+    "odd_causal": (1, 1000, 1000, 4, 4, True),
+    "odd_full": (2, 333, 447, 4, 2, False),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _report():
+    yield
+    REPORT["device"] = torch.cuda.get_device_name()
+    REPORT["torch"] = torch.__version__
+    if "RINGMARK_REPORT" in os.environ:
+        folder = Path(os.environ["RINGMARK_REPORT"])
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "kernels.json").write_text(json.dumps(REPORT, indent=1))
+
+
+def _kernel(name: str, head_dim: int, dtype: str):
+    reason = availability()[name] or load(name).unfit(Shape(head_dim=head_dim, dtype=dtype), CUDA)
+    if reason:
+        REPORT["unavailable"][f"{name} d{head_dim} {dtype}"] = reason
+        pytest.skip(reason)
+    REPORT["versions"][name] = load(name).version()
+    return load(name)
+
+
+def _inputs(problem, head_dim, dtype, seed=0):
+    batch, seqlen_q, seqlen_k, heads_q, heads_kv, causal = problem
+    torch.manual_seed(seed)
+    shapes = [(seqlen_q, heads_q), (seqlen_k, heads_kv), (seqlen_k, heads_kv), (seqlen_q, heads_q)]
+    made = [torch.randn(batch, s, h, head_dim, device=CUDA).to(dtype) for s, h in shapes]
+    return (*made, head_dim**-0.5, causal)
+
+
+def _exact(q, k, v, dout, scale, causal):
+    """out, lse, dq, dk, dv in float64, by autograd over the whole matrix."""
+    q, k, v = (t.double().requires_grad_() for t in (q, k, v))
+    group = q.shape[2] // k.shape[2]
+    keys, values = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, keys) * scale
+    if causal:
+        above = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(above, float("-inf"))
+    out = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), values)
+    return out.detach(), scores.logsumexp(-1).detach(), *torch.autograd.grad(out, (q, k, v), dout.double())
+
+
+def _errors(got, want):
+    return [((g.double() - w).norm() / w.norm()).item() for g, w in zip(got, want)]
+
+
+def _run(kernel, q, k, v, dout, scale, causal, with_out=True):
+    out, lse = kernel.forward(q, k, v, scale, causal)
+    delta = row_dot(dout, out)
+    grads = kernel.backward(dout, q, k, v, lse, delta, scale, causal, out=out if with_out else None)
+    return out, lse, *grads
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("name", names())
+def test_every_kernel_matches_float64(name, head_dim, dtype):
+    """Within the rounding of the dtype, for every mask, grouping and odd length; strided inputs too."""
+    kernel = _kernel(name, head_dim, dtype)
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    limit = {"bf16": 8e-3, "fp16": 1.2e-3}[dtype]
+    for label, problem in PROBLEMS.items():
+        q, k, v, dout, scale, causal = _inputs(problem, head_dim, kind)
+        want = _exact(q, k, v, dout, scale, causal)
+        got = _run(kernel, q, k, v, dout, scale, causal)
+        errors = dict(zip(("out", "lse", "dq", "dk", "dv"), _errors(got, want)))
+        REPORT["errors"][f"{name} d{head_dim} {dtype} {label}"] = errors
+        assert max(errors.values()) < limit, f"{label}: {errors}"
+        assert [t.dtype for t in got] == [kind, torch.float32, kind, kind, kind]
+        assert all(t.is_contiguous() for t in got), [t.stride() for t in got]
+        assert got[1].shape == (q.shape[0], q.shape[2], q.shape[1])
+        # A half of the rows, as the zigzag ring hands it over: q, dout, lse and delta are strided views.
+        if not causal:
+            half = slice(q.shape[1] // 2, None)
+            views = [t[:, half] for t in (dout, q)]
+            out, lse = kernel.forward(views[1], k, v, scale, False)
+            grads = kernel.backward(
+                views[0], views[1], k, v, got[1][:, :, half], row_dot(dout, got[0])[:, :, half], scale,
+                False, out=got[0][:, half],
+            )  # fmt: skip
+            part = [want[0][:, half], want[1][:, :, half], want[2][:, half]]
+            errors = _errors([out, lse, grads[0]], part)
+            assert max(errors) < limit, f"{label}, second half of the rows: {errors}"
+
+
+@pytest.mark.parametrize("name", names())
+def test_delta_is_as_good_as_out(name):
+    """A kernel that says it needs no out gives the same accuracy with out = None; others refuse."""
+    kernel = _kernel(name, 128, "bf16")
+    q, k, v, dout, scale, causal = _inputs((1, 1000, 1000, 8, 2, True), 128, torch.bfloat16)
+    if kernel.needs_out:
+        with pytest.raises(ValueError, match="needs out"):
+            _run(kernel, q, k, v, dout, scale, causal, with_out=False)
+        return
+    want = _exact(q, k, v, dout, scale, causal)[2:]
+    with_out = _errors(_run(kernel, q, k, v, dout, scale, causal)[2:], want)
+    without = _errors(_run(kernel, q, k, v, dout, scale, causal, with_out=False)[2:], want)
+    REPORT["errors"][f"{name} delta alone"] = dict(zip(("dq", "dk", "dv"), without))
+    for one, other in zip(without, with_out):
+        assert one < 8e-3
+        assert one <= 1.1 * other
+    # delta is really what is used: twice the delta is another gradient.
+    out, lse = kernel.forward(q, k, v, scale, causal)
+    doubled = kernel.backward(dout, q, k, v, lse, 2 * row_dot(dout, out), scale, causal)
+    assert _errors(doubled[:1], want[:1])[0] > 0.1
+
+
+def test_reference_is_float32_exact_on_gpu():
+    """No TF32, whatever the process has allowed."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        for problem in PROBLEMS.values():
+            q, k, v, dout, scale, causal = _inputs(problem, 64, torch.float32)
+            errors = _errors(
+                _run(REFERENCE, q, k, v, dout, scale, causal), _exact(q, k, v, dout, scale, causal)
+            )
+            assert max(errors) < 2e-6, errors
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_auto_takes_the_fastest_here():
+    here = [n for n in ("flash4", "cudnn", "flash2", "sdpa_flash") if availability()[n] is None]
+    assert here, "no fast kernel on this GPU host: " + json.dumps(availability())
+    assert select("auto", Shape(), CUDA).name == here[0]
+    assert select("auto", Shape(dtype="fp32"), CUDA).name == "reference"
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("rows", [slice(None), slice(500, 1000), slice(0, 77)])
+def test_the_triton_fold_is_the_plain_fold(first, rows):
+    """On whole tensors and on row ranges, with rows that have seen no key on either side."""
+    for head_dim in (64, 80, 128):
+        torch.manual_seed(1)
+        acc = torch.randn(2, 1000, 3, head_dim, device=CUDA)
+        lse_acc = torch.randn(2, 3, 1000, device=CUDA) * 3
+        out = torch.randn(2, 1000, 3, head_dim, device=CUDA, dtype=torch.bfloat16)[:, rows]
+        lse = (torch.randn(2, 3, 1000, device=CUDA) * 3)[:, :, rows]
+        lse_acc[:, :, 10:20] = float("-inf")
+        lse[:, :, 15:25] = float("-inf")
+        out[:, 15:25] = float("nan")
+        lse_acc[:, :, 30], lse[:, :, 30] = 1e4, -1e4
+        lse_acc[:, :, 31], lse[:, :, 31] = -1e4, 1e4
+        if first:
+            out = out.nan_to_num()
+        else:
+            acc[:, 10:20] = 0
+        into = torch.empty_like(out)
+        plain, fused = [acc.clone(), lse_acc.clone()], [acc.clone(), lse_acc.clone()]
+        final = [acc.clone(), lse_acc.clone()]
+        merge.fold_plain_(plain[0][:, rows], plain[1][:, :, rows], out, lse, first=first)
+        merge.fold_(fused[0][:, rows], fused[1][:, :, rows], out, lse, first=first)
+        merge.fold_(final[0][:, rows], final[1][:, :, rows], out, lse, first=first, into=into)
+        torch.testing.assert_close(fused[0], plain[0], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(fused[1], plain[1], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(final[1], plain[1], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(into, plain[0][:, rows].bfloat16(), rtol=1e-2, atol=1e-2)
+        assert torch.equal(final[0], acc), "a last fold leaves the accumulator alone"
+
+
+def _time_ms(call, repeats=3):
+    call()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / repeats
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name != "reference"])
+def test_speed_is_reported(name):
+    """TFLOP/s at 40 heads, 16384, forward and backward: written down, and above an eighth of the peak."""
+    kernel = _kernel(name, 128, "bf16")
+    for mask in ("causal", "full"):
+        causal = mask == "causal"
+        q, k, v, dout, scale, _ = _inputs((1, 16384, 16384, 40, 40, causal), 128, torch.bfloat16)
+        out, lse = kernel.forward(q, k, v, scale, causal)
+        delta = row_dot(dout, out)
+        fwd_ms = _time_ms(lambda: kernel.forward(q, k, v, scale, causal))
+        bwd_ms = _time_ms(lambda: kernel.backward(dout, q, k, v, lse, delta, scale, causal, out=out))
+        speeds = {
+            phase: flops.tflops_per_gpu(
+                flops.attention_flops(
+                    batch=1, seqlen_global=16384, num_heads_q=40, head_dim=128, causal=causal, phase=phase
+                ),
+                time_ms,
+                1,
+            )
+            for phase, time_ms in (("fwd", fwd_ms), ("bwd", bwd_ms))
+        }
+        REPORT["tflops"][f"{name} {mask}"] = speeds
+        assert min(speeds.values()) > 120, speeds
+
+
+def test_the_fold_runs_at_memory_speed():
+    """One fold of 16384 x 40 x 128 moves 840 MB; it takes at most three times what a copy of that takes."""
+    out = torch.randn(1, 16384, 40, 128, device=CUDA, dtype=torch.bfloat16)
+    acc, lse_acc = merge.accumulators(out)
+    lse = torch.randn(1, 40, 16384, device=CUDA)
+    moved = acc.numel() * (4 + 4 + 2)
+    fold_ms = _time_ms(lambda: merge.fold_(acc, lse_acc, out, lse), 20)
+    source = torch.empty(moved // 2, dtype=torch.uint8, device=CUDA)
+    target = torch.empty_like(source)
+    copy_ms = _time_ms(lambda: target.copy_(source), 20)
+    add_ms = _time_ms(lambda: merge.add_(acc, out), 20)
+    REPORT["fold"] = {"fold_ms": fold_ms, "copy_of_as_many_bytes_ms": copy_ms, "add_ms": add_ms}
+    assert fold_ms < 3 * copy_ms
