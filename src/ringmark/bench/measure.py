@@ -1,0 +1,202 @@
+"""One cell, measured: may it run, is it right, how long does it take, how much memory, where the time goes.
+
+The order is the law of the product: the answer is checked at the measured size before any clock starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ringmark import flops, kernels, methods, peers
+from ringmark.bench import check, environment, memory, profile, timer
+from ringmark.bench import problem as problems
+from ringmark.bench.progress import Reporter
+from ringmark.cell import Cell
+from ringmark.comm.mesh import Mesh
+from ringmark.errors import UserError
+from ringmark.job import Item
+from ringmark.kernels.base import Kernel
+from ringmark.methods.base import Method
+from ringmark.record import Asked, Check, Failure, Ran, Record, Series, Status, Timing
+
+Refusal = tuple[Status, str]
+
+
+def measure_cell(
+    item: Item, campaign: str, mesh: Mesh, reporter: Reporter, run_id: str, order: int, before: dict[str, Any]
+) -> Record:
+    """The record of one cell, equal on every rank."""
+    cell, asked = item.cell, item.asked
+    started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    base: dict[str, Any] = {"cell": cell, "asked": asked, "campaign": campaign}
+    method, kernel, refusal = prepare(cell, mesh)
+    if refusal is not None or method is None or kernel is None:
+        status, reason = refusal or (Status.CRASHED, "no method")
+        return Record(**base, status=status, failure=Failure(reason), environment=before)
+
+    method.setup(mesh, kernel, causal=cell.shape.causal)
+    reporter.at("inputs")
+    problem = problems.make(cell, method, mesh, asked.seed, mesh.device)
+    reporter.at("check")
+    checked = check.check(cell, method, kernel, problem, mesh, asked)
+    body = iteration(cell, method, problem)
+    if not checked.ok:
+        ran = what_ran(cell, method, kernel, mesh, run_id, order, started_at, (0, 0))
+        failure = Failure(wrong_sentence(checked), rank=worst_rank(checked), stage="check")
+        return Record(
+            **base, status=Status.WRONG, ran=ran, check=checked, failure=failure, environment=before
+        )
+    reporter.at("timing")
+    timing, sent = time_cell(cell, asked, body, mesh)
+    reporter.at("memory")
+    used = memory.measure(body, problem, mesh)
+    profiled = None
+    if asked.profile:
+        reporter.at("profile")
+        profiled = profile.profile(body, mesh, item.out)
+    ran = what_ran(cell, method, kernel, mesh, run_id, order, started_at, sent)
+    impossible = above_peak(timing, ran, cell)
+    if impossible:
+        failure = Failure(impossible, stage="timing")
+        return Record(
+            **base, status=Status.CRASHED, ran=ran, check=checked, failure=failure, environment=before
+        )
+    return Record(
+        **base,
+        status=Status.PASSED,
+        ran=ran,
+        timing=timing,
+        check=checked,
+        memory=used,
+        profile=profiled,
+        environment={**before, "after": environment.state(mesh)},
+    )
+
+
+def prepare(cell: Cell, mesh: Mesh) -> tuple[Method | None, Kernel | None, Refusal | None]:
+    """The method and kernel of a cell, or why it cannot run; every rank comes to the same answer."""
+    method, kernel, refusal = None, None, None
+    try:
+        loader = methods if cell.method in methods.names() else peers
+        method = loader.load(cell.method)(**cell.options)
+        refusal = refusal_of(method, cell)
+        if refusal is None:
+            kernel = kernels.select(cell.kernel, cell.shape, mesh.device)
+    except UserError as error:
+        refusal = (Status.UNSUPPORTED, str(error))
+    except ImportError as error:
+        refusal = (Status.UNAVAILABLE, f"{type(error).__name__}: {error}")
+    refusals: list[Refusal | None] = [None] * mesh.world_size
+    dist.all_gather_object(refusals, refusal)
+    return method, kernel, next((one for one in refusals if one is not None), None)
+
+
+def refusal_of(method: Method, cell: Cell) -> Refusal | None:
+    reason = method.unavailable()
+    if reason:
+        return Status.UNAVAILABLE, reason
+    reason = method.unsupported(cell)
+    return (Status.UNSUPPORTED, reason) if reason else None
+
+
+def iteration(cell: Cell, method: Method, problem: problems.Problem) -> Callable[[], None]:
+    """One iteration: forward with grad enabled; fwd_bwd builds a fresh graph and runs it back."""
+
+    def body() -> None:
+        for tensor in (problem.q, problem.k, problem.v):
+            tensor.grad = None
+        out = method.forward(problem.q, problem.k, problem.v)
+        if cell.phase == "fwd_bwd":
+            out.backward(problem.dout)
+
+    return body
+
+
+def time_cell(
+    cell: Cell, asked: Asked, body: Callable[[], None], mesh: Mesh
+) -> tuple[Timing, tuple[int, int]]:
+    """The cell's timing, and the bytes (intra, inter) that the busiest rank sends in one iteration."""
+    first = timer.first_call_ms(body, mesh)
+    mesh.traffic.reset()
+    for index in range(asked.warmup):
+        body()
+        if index == 0:
+            sent = (mesh.traffic.intra, mesh.traffic.inter)
+    series: dict[Any, Series] = {name: timer.measure(body, mesh, name, asked) for name in asked.protocols}
+    counts = torch.tensor(sent, dtype=torch.int64, device=mesh.device)
+    dist.all_reduce(counts, op=dist.ReduceOp.MAX)
+    headline = series["isolated"] if "isolated" in series else next(iter(series.values()))
+    total = flops.attention_flops(
+        batch=cell.shape.batch,
+        seqlen_global=cell.seqlen_global,
+        num_heads_q=cell.shape.num_heads_q,
+        head_dim=cell.shape.head_dim,
+        causal=cell.shape.causal,
+        phase=cell.phase,
+    )
+    rate = flops.tflops_per_gpu(total, headline.summary.median, cell.world_size)
+    timing = Timing(first_call_ms=first, floor_ms=timer.floor_ms(mesh), series=series, tflops_per_gpu=rate)
+    return timing, (int(counts[0]), int(counts[1]))
+
+
+def what_ran(
+    cell: Cell,
+    method: Method,
+    kernel: Kernel,
+    mesh: Mesh,
+    run_id: str,
+    order: int,
+    started_at: str,
+    sent: tuple[int, int],
+) -> Ran:
+    settings = method.settings()
+    device = torch.cuda.get_device_name(mesh.device) if mesh.device.type == "cuda" else environment.cpu_name()
+    return Ran(
+        run_id=run_id,
+        order=order,
+        kernel=str(settings.pop("kernel", kernel.name)),
+        kernel_version=str(settings.pop("kernel_version", kernel.version())),
+        layout=method.layout,
+        opt_bwd=settings.pop("opt_bwd", None),
+        deterministic=kernel.deterministic,
+        device=device,
+        backend=mesh.backend,
+        transport=str(settings.pop("transport", mesh.backend)),
+        world_size=cell.world_size,
+        bytes_sent_intra=sent[0],
+        bytes_sent_inter=sent[1],
+        started_at=started_at,
+        settings=settings,
+        label=method.label,
+        implementation=method.implementation,
+    )
+
+
+def above_peak(timing: Timing, ran: Ran, cell: Cell) -> str | None:
+    """A rate above the hardware's peak is a bug of ours: the sentence that fails the cell."""
+    peak = flops.peak_tflops(ran.device, cell.shape.dtype)
+    if peak is None or timing.tflops_per_gpu <= peak.tflops:
+        return None
+    return (
+        f"{timing.tflops_per_gpu:.1f} TFLOP/s per GPU is above the peak of {peak.tflops} that {peak.source} "
+        "states: the measurement is wrong, please report it"
+    )
+
+
+def worst_rank(checked: Check) -> int:
+    return max(checked.errors.values(), key=lambda error: error.relative_error / error.allowed).worst_rank
+
+
+def wrong_sentence(checked: Check) -> str:
+    bad = [
+        f"{name} is off by {error.relative_error:.2e} (allowed {error.allowed:.2e}), "
+        f"worst on rank {error.worst_rank}"
+        for name, error in checked.errors.items()
+        if not error.relative_error <= error.allowed
+    ]
+    return "the answer is wrong: " + "; ".join(bad)

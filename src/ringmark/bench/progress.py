@@ -1,0 +1,117 @@
+"""What a world tells its supervisor, in small files on a folder both can see: one set a run, one a rank.
+
+    <job folder>/<run id>/rank3.json      where the rank is: item, stage          (written at each stage)
+    <job folder>/<run id>/rank3.beat      touched every second                    (a stopped process is not)
+    <job folder>/<run id>/failure3.json   why the rank gave up: status, reason    (at most once)
+    <job folder>/<run id>/exit3.json      how its process ended                   (by the agent)
+
+Files work alike on one host and on a cluster's shared file system, and survive every process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from ringmark import record, schema
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a rank is."""
+
+    item: int
+    stage: str
+    at: float
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """Why a rank gave up. `secondary`: it only noticed that another rank was gone."""
+
+    item: int
+    stage: str
+    status: record.Status
+    reason: str
+    detail: str
+    at: float
+    secondary: bool
+
+
+class Reporter:
+    """A rank's pen: says where it is, and beats."""
+
+    def __init__(self, folder: str, run_id: str, rank: int) -> None:
+        self.folder, self.rank = Path(folder, run_id), rank
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.item, self.stage = -1, "start"
+        threading.Thread(target=self._beat, daemon=True).start()
+        self.at("start", -1)
+
+    def at(self, stage: str, item: int | None = None) -> None:
+        self.stage, self.item = stage, self.item if item is None else item
+        where = Progress(self.item, stage, time.time(), os.uname().nodename, os.getpid())
+        _write(self.folder / f"rank{self.rank}.json", where)
+
+    def failed(self, status: record.Status, reason: str, detail: str, secondary: bool) -> None:
+        failure = RankFailure(self.item, self.stage, status, reason, detail, time.time(), secondary)
+        _write(self.folder / f"failure{self.rank}.json", failure)
+
+    def _beat(self) -> None:
+        path = self.folder / f"rank{self.rank}.beat"
+        while True:
+            path.touch()
+            time.sleep(1.0)
+
+
+def write_exit(folder: str, run_id: str, rank: int, exitcode: int) -> None:
+    """Say how the process of a rank ended (negative: the signal)."""
+    record.write_atomic(Path(folder, run_id, f"exit{rank}.json"), json.dumps({"exitcode": exitcode}))
+
+
+def ranks(folder: Path, world_size: int) -> dict[int, Progress]:
+    """Where each rank is that has said so."""
+    found = {rank: _read(folder / f"rank{rank}.json", Progress) for rank in range(world_size)}
+    return {rank: where for rank, where in found.items() if where is not None}
+
+
+def failures(folder: Path, world_size: int) -> dict[int, RankFailure]:
+    found = {rank: _read(folder / f"failure{rank}.json", RankFailure) for rank in range(world_size)}
+    return {rank: failure for rank, failure in found.items() if failure is not None}
+
+
+def exits(folder: Path, world_size: int) -> dict[int, int]:
+    """The exit codes that agents have reported."""
+    codes = {}
+    for rank in range(world_size):
+        path = folder / f"exit{rank}.json"
+        if path.exists():
+            codes[rank] = int(json.loads(path.read_text())["exitcode"])
+    return codes
+
+
+def silent(folder: Path, world_size: int, seconds: float) -> list[int]:
+    """Ranks that have not beaten for so long: their process is stopped or gone."""
+    now, quiet = time.time(), []
+    for rank in range(world_size):
+        beat = folder / f"rank{rank}.beat"
+        if beat.exists() and now - beat.stat().st_mtime > seconds:
+            quiet.append(rank)
+    return quiet
+
+
+def _write(path: Path, value: object) -> None:
+    record.write_atomic(path, json.dumps(schema.dump(value)))
+
+
+def _read(path: Path, kind: type[T]) -> T | None:
+    return schema.load(kind, json.loads(path.read_text()), str(path)) if path.exists() else None

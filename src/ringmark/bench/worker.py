@@ -1,0 +1,97 @@
+"""What every rank runs: one world, many cells in turn, one record for each.
+
+    python -m ringmark.bench.worker JOB ITEMS RUN_ID PARENT      (started by ringmark.bench.agent)
+
+A cell that is unsupported, unavailable or wrong ends as a record and the world goes on. Anything else that
+goes wrong ends this rank: the agent ends the others, the supervisor writes the record and starts a new
+world for what is left, since nobody can say what state the communicators of a broken cell are in.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ringmark import job as jobs
+from ringmark import record
+from ringmark.bench import environment
+from ringmark.bench.agent import die_with_parent
+from ringmark.bench.measure import measure_cell
+from ringmark.bench.progress import Reporter
+from ringmark.comm.mesh import Mesh
+from ringmark.record import Record, Status
+
+EXIT_FAILED = 3
+# A rank blocked in a collective gives up by itself only long after the supervisor has ended the cell.
+COLLECTIVE_MARGIN_S = 120.0
+
+
+def main() -> int:
+    job_file, items, run_id, parent = sys.argv[1:5]
+    die_with_parent(int(parent))
+    job = jobs.load(Path(job_file))
+    rank = int(os.environ["RANK"])
+    reporter = Reporter(job.folder, run_id, rank)
+    try:
+        mesh = join(job)
+        before = environment.collect(mesh)
+        for order, index in enumerate(int(word) for word in items.split(",")):
+            reporter.at("prepare", index)
+            item = job.items[index]
+            found = measure_cell(item, job.campaign, mesh, reporter, run_id, order, before)
+            save(found, item, mesh, reporter)
+        reporter.at("done", len(job.items))
+        dist.destroy_process_group()
+        return 0
+    except Exception as error:  # the one place that turns a crash into a record
+        reporter.failed(*classify(error))
+        sys.stderr.flush()
+        os._exit(EXIT_FAILED)  # no clean-up: it could wait for ranks that are gone
+
+
+def join(job: jobs.Job) -> Mesh:
+    """Join the world; every rank has one device, and a mesh of one rank has a world too."""
+    rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    cuda = torch.cuda.is_available() if job.device == "auto" else job.device == "cuda"
+    if job.virtual_nodes:
+        os.environ["NCCL_HOSTID"] = f"ringmark-node{rank // job.mesh.gpus}"
+    if cuda:
+        torch.cuda.set_device(local)
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group(
+        "nccl" if cuda else "gloo", timeout=timedelta(seconds=job.cell_limit_s + COLLECTIVE_MARGIN_S)
+    )
+    device = torch.device("cuda", local) if cuda else torch.device("cpu")
+    return Mesh(job.mesh.nodes, job.mesh.gpus, rank, device)
+
+
+def save(found: Record, item: jobs.Item, mesh: Mesh, reporter: Reporter) -> None:
+    """Rank 0 writes; nobody starts the next cell before the record is on disk."""
+    reporter.at("record")
+    if mesh.rank == 0:
+        record.write(found, Path(item.out))
+    dist.barrier()
+
+
+def classify(error: Exception) -> tuple[Status, str, str, bool]:
+    """(status, reason, detail, secondary) of an exception that ends a rank."""
+    detail = "".join(traceback.format_exception(error))[-4000:]
+    text = " ".join(str(error).split())
+    reason = f"{type(error).__name__}: {text}"[:500]
+    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or "can't allocate memory" in text:
+        return Status.OOM, reason, detail, False
+    # gloo and NCCL say in these words that the other end went away: another rank's failure is the cause.
+    gone = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "connection was closed")
+    gone += ("remote process exited", "Socket closed", "recvValue failed", "sendBytes failed")
+    return Status.CRASHED, reason, detail, any(words in text for words in gone)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""ringmark cells: what a config would measure, and what it would cost."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ringmark import config as configs
+from ringmark import cost
+
+HELP = "list the cells of a config with an estimated cost"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", type=Path, help="a config file, like config/local.yaml")
+    parser.add_argument(
+        "--tflops", type=float, help="expected TFLOP/s per GPU (without it: by the config's device)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    config = configs.read(args.config)
+    rate = args.tflops or cost.assumed_tflops(config)
+    total = 0.0
+    print(f"{'cell':<90} {'about':>9}")
+    for cell in configs.cells(config):
+        seconds = cost.cell_seconds(cell, config.measure, rate)
+        total += seconds
+        print(f"{cell.key:<90} {seconds:>7.1f} s")
+    jobs = configs.jobs(config, Path("results"))
+    total = total * config.repeats + len(jobs) * cost.START_S
+    count = len(configs.cells(config)) * config.repeats
+    nodes = config.mesh.nodes if config.device != "cpu" else 1
+    print(
+        f"{count} cells ({config.repeats} repeat{'s' * (config.repeats > 1)}) in {len(jobs)} jobs: about "
+        f"{total / 60:.1f} min, {total / 60 * nodes:.1f} node-minutes, at {rate:g} TFLOP/s per GPU"
+    )
+    return 0

@@ -1,0 +1,44 @@
+"""ringmark plan: write a campaign's job files, and the config that they come from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from ringmark import config as configs
+from ringmark import job as jobs
+from ringmark import record, schema
+from ringmark.errors import UserError
+
+HELP = "write the job files of a campaign's config (the workflow calls this)"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", type=Path, nargs="?", help="a config file, like config/local.yaml")
+    parser.add_argument("--from-json", metavar="TEXT", help="the config itself, instead of a file")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="where campaigns live")
+
+
+def run(args: argparse.Namespace) -> int:
+    if (args.config is None) == (args.from_json is None):
+        raise UserError("name a config file, or give the config with --from-json")
+    if args.config is not None:
+        config = configs.read(args.config)
+    else:
+        config = configs.from_data(json.loads(args.from_json), "--from-json")
+    planned = write(config, args.results)
+    print(f"{len(configs.cells(config)) * config.repeats} cells in {len(planned)} jobs of {config.campaign}")
+    return 0
+
+
+def write(config: configs.Config, results: Path) -> list[tuple[jobs.Job, Path]]:
+    """The jobs of a campaign with the files that they were written to."""
+    folder = results / config.campaign
+    record.write_atomic(folder / "campaign.json", json.dumps(schema.dump(config), indent=1) + "\n")
+    planned = []
+    for job in configs.jobs(config, results):
+        path = folder / "jobs" / f"{job.id}.job.json"
+        jobs.save(job, path)
+        planned.append((job, path))
+    return planned

@@ -1,0 +1,164 @@
+"""ringmark run: one cell, measured beside its bound, printed as one row and kept as one record."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from ringmark import config as configs
+from ringmark import cost, record, supervise
+from ringmark import job as jobs
+from ringmark.catalog import native_names, peer_names
+from ringmark.cell import DTYPES, PHASES, Cell, MeshShape, Shape, parse_option, parse_row
+from ringmark.errors import UserError, nearest
+from ringmark.record import Asked, Record, Status
+from ringmark.row import headline_row
+
+HELP = "measure one cell on this host and print its row"
+SLOW_S = 600.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    cell = parser.add_argument_group("the cell")
+    cell.add_argument("--method", required=True, help="a method or peer ('ringmark methods' lists them)")
+    cell.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="a method's option")
+    cell.add_argument("--seqlen", type=int, required=True, help="seqlen_global: tokens over all ranks")
+    cell.add_argument("--heads", type=int, default=40, help="query heads (40)")
+    cell.add_argument("--kv-heads", type=int, help="key and value heads (as many as query heads)")
+    cell.add_argument("--head-dim", type=int, default=128, help="head size (128)")
+    cell.add_argument("--batch", type=int, default=1, help="batch size (1)")
+    cell.add_argument("--dtype", choices=DTYPES, help="bf16 on GPUs, fp32 on the CPU")
+    cell.add_argument("--mask", choices=("causal", "full"), default="causal", help="causal or full (causal)")
+    cell.add_argument("--phase", choices=PHASES, default="fwd_bwd", help="fwd or fwd_bwd (fwd_bwd)")
+    cell.add_argument("--mesh", help="nodes x gpus, like 2x4 (one node with all GPUs; 1x2 on the CPU)")
+    cell.add_argument("--kernel", default="auto", help="the local kernel (auto: the fastest that fits)")
+    how = parser.add_argument_group("how it is measured")
+    how.add_argument(
+        "--iters", type=int, help="exactly so many timed iterations (else until the interval is narrow)"
+    )
+    how.add_argument("--warmup", type=int, default=3, help="untimed iterations, at least 3 (3)")
+    how.add_argument(
+        "--protocol", action="append", choices=("isolated", "pipelined"), help="isolated; repeatable"
+    )
+    how.add_argument("--seed", type=int, default=0, help="of the inputs (0)")
+    how.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs where there are any"
+    )
+    how.add_argument("--virtual-nodes", action="store_true", help="let NCCL treat the mesh's nodes as hosts")
+    how.add_argument(
+        "--limit", type=float, default=600.0, metavar="SECONDS", help="end a hung cell after this (600)"
+    )
+    how.add_argument(
+        "--profile", action="store_true", help="also say where the time goes, and keep the trace"
+    )
+    how.add_argument("--no-bound", action="store_true", help="do not measure the kernel alone beside it")
+    parser.add_argument("--out", type=Path, help="write the record to this file")
+
+
+def run(args: argparse.Namespace) -> int:
+    gpus = 0 if args.device == "cpu" else visible_gpus()
+    if args.device == "cuda" and not gpus:
+        raise UserError("no GPU is visible: start the container with --gpus all, or choose --device cpu")
+    if not gpus:
+        print("no GPU is used: the ranks run on the CPU with gloo (for GPUs: docker run --gpus all ...)")
+    cell = cell_of(args, gpus)
+    if args.out is not None:
+        supervise.check_writable(args.out.resolve().parent)
+    warn_if_slow(cell, gpus)
+    with tempfile.TemporaryDirectory(prefix="ringmark-") as folder:
+        found, bound = measure(args, cell, bool(gpus), Path(folder))
+        keep(args, found, bound, Path(folder))
+    print(headline_row(found, bound))
+    return 0 if found.status is Status.PASSED else 1
+
+
+def visible_gpus() -> int:
+    """How many GPUs torch sees."""
+    try:
+        import torch
+    except ImportError:
+        raise UserError(
+            "torch is not installed: 'make env' sets up this checkout, or use the image"
+        ) from None
+    return torch.cuda.device_count()
+
+
+def cell_of(args: argparse.Namespace, gpus: int) -> Cell:
+    """The cell that the arguments name."""
+    method, options = parse_row(args.method)
+    known = [*native_names(), *peer_names()]
+    if method not in known:
+        raise UserError(f"there is no method {method!r}: {nearest(method, known)}")
+    for assignment in args.option:
+        name, equals, value = assignment.partition("=")
+        if not equals:
+            raise UserError(f"--option {assignment!r} is no assignment: write NAME=VALUE")
+        options[name] = parse_option(value)
+    mesh = MeshShape.parse(args.mesh) if args.mesh else MeshShape(1, gpus or 2)
+    if gpus and mesh.world_size > gpus:
+        raise UserError(
+            f"mesh {mesh} needs {mesh.world_size} GPUs, {gpus} are visible: choose a smaller mesh"
+        )
+    dtype = args.dtype or ("bf16" if gpus else "fp32")
+    try:
+        shape = Shape(args.batch, args.heads, args.kv_heads or args.heads, args.head_dim, dtype, args.mask)
+        return Cell(method, args.seqlen, shape, args.phase, mesh, args.kernel, options)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def warn_if_slow(cell: Cell, gpus: int) -> None:
+    rate = cost.ASSUMED_TFLOPS["cuda" if gpus else "cpu"]
+    seconds = cost.cell_seconds(cell, configs.Measure(), rate)
+    if seconds > SLOW_S:
+        print(f"this may take about {seconds / 60:.0f} min at {rate:g} TFLOP/s per rank; Ctrl-C ends it")
+
+
+def measure(args: argparse.Namespace, cell: Cell, cuda: bool, folder: Path) -> tuple[Record, Record | None]:
+    """The cell's record and its bound's, measured in one world."""
+    try:
+        asked = Asked(
+            seed=args.seed,
+            protocols=args.protocol or ["isolated"],
+            warmup=args.warmup,
+            min_iterations=args.iters or 10,
+            max_iterations=args.iters or 100,
+            profile=args.profile,
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    wanted = [cell]
+    if not args.no_bound and cell.method != configs.BOUND:
+        wanted.insert(
+            0, Cell(configs.BOUND, cell.seqlen_global, cell.shape, cell.phase, cell.mesh, cell.kernel)
+        )
+    items = [jobs.Item(one, asked, str(folder / record.record_path(one, 0))) for one in wanted]
+    job = jobs.Job(
+        id="run",
+        campaign="run",
+        mesh=cell.mesh,
+        items=items,
+        folder=str(folder / "world"),
+        device="cuda" if cuda else "cpu",
+        virtual_nodes=args.virtual_nodes,
+        cell_limit_s=args.limit,
+    )
+    job_file = folder / "run.job.json"
+    jobs.save(job, job_file)
+    found = supervise.run(job, job_file, say=lambda line: print(line, file=sys.stderr))
+    return found[-1], found[0] if len(found) == 2 else None
+
+
+def keep(args: argparse.Namespace, found: Record, bound: Record | None, folder: Path) -> None:
+    """Write the record where it was asked for, its bound's beside it, and the trace where there is one."""
+    if args.out is None:
+        return
+    record.write(found, args.out)
+    if bound is not None:
+        record.write(bound, args.out.with_suffix(".bound.json"))
+    for trace in folder.rglob("*.trace.json.gz"):
+        if configs.BOUND not in str(trace.relative_to(folder)) or found.cell.method == configs.BOUND:
+            shutil.copy(trace, args.out.with_suffix(".trace.json.gz"))

@@ -1,0 +1,169 @@
+"""The config of a campaign: YAML -> cells -> jobs. The only reader of config files.
+
+Everything that a campaign is, is here as a dataclass, so that the file's schema (`ringmark schema config`),
+its errors and config/README.md speak of the same keys.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+
+import yaml
+
+from ringmark import catalog, job, schema
+from ringmark.cell import Cell, MeshShape, Phase, Shape, parse_row
+from ringmark.errors import UserError, nearest
+from ringmark.record import Asked, Protocol, record_path
+
+BOUND = "single"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How every cell is measured."""
+
+    protocols: list[Protocol] = field(default_factory=lambda: ["isolated"])
+    warmup: int = 3
+    min_iterations: int = 10
+    max_iterations: int = 100
+    ci_target: float = 0.02
+    time_limit_s: float = 60.0
+    profile: bool = False
+
+
+@dataclass(frozen=True)
+class Config:
+    """A campaign: a named set of cells run on one cluster with one image on one date."""
+
+    campaign: str
+    mesh: MeshShape
+    methods: list[str]
+    seqlen_global: list[int]
+    shapes: list[Shape]
+    title: str = ""
+    phases: list[Phase] = field(default_factory=lambda: ["fwd", "fwd_bwd"])
+    kernels: list[str] = field(default_factory=lambda: ["auto"])
+    device: job.Device = "auto"
+    virtual_nodes: bool = False
+    cluster: str | None = None
+    repeats: int = 1
+    seed: int = 0
+    measure: Measure = field(default_factory=Measure)
+    cells_per_job: int = 32
+    cell_limit_s: float = 600.0
+    start_limit_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if not self.campaign.replace("-", "").replace("_", "").replace(".", "").isalnum():
+            raise ValueError(f"campaign {self.campaign!r} names a folder: use letters, digits, - _ and .")
+        for name in ("methods", "seqlen_global", "shapes", "phases", "kernels"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} is empty: list at least one")
+        if self.repeats < 1 or self.cells_per_job < 1:
+            raise ValueError("repeats and cells_per_job are at least 1")
+
+
+def read(path: Path) -> Config:
+    """The config in a YAML file; what does not fit is told with the key and the nearest valid one."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read config {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
+    return from_data(data, str(path))
+
+
+def from_data(data: object, where: str) -> Config:
+    """A config from plain data, as Snakemake hands it over."""
+    config = schema.load(Config, data, where)
+    rows(config)
+    return config
+
+
+def rows(config: Config) -> list[str]:
+    """The table rows of a campaign: methods with options; 'native' and 'peers' mean all there are."""
+    known = {*catalog.native_names(), *catalog.peer_names()}
+    named: list[str] = []
+    for entry in config.methods:
+        if entry == "native":
+            named += catalog.native_names()
+        elif entry == "peers":
+            named += catalog.peer_names()
+        else:
+            method, options = parse_row(entry)
+            if method not in known:
+                raise UserError(f"methods: there is no method {method!r}; {nearest(method, known)}")
+            named.append(Cell(method, 1, options=options).row)
+    return list(dict.fromkeys([BOUND, *named]))  # the bound is measured in every campaign
+
+
+def blocks(config: Config) -> Iterator[list[Cell]]:
+    """Cells that a reader compares, together: same length, shape, phase and kernel, all methods."""
+    for shape, seqlen, phase, kernel in product(
+        config.shapes, config.seqlen_global, config.phases, config.kernels
+    ):
+        block = []
+        for row in rows(config):
+            method, options = parse_row(row)
+            block.append(Cell(method, seqlen, shape, phase, config.mesh, kernel, options))
+        yield block
+
+
+def cells(config: Config) -> list[Cell]:
+    """Every cell of a campaign, in the order of the config."""
+    return [cell for block in blocks(config) for cell in block]
+
+
+def asked(config: Config, repeat: int) -> Asked:
+    measure = config.measure
+    return Asked(
+        repeat=repeat,
+        seed=config.seed,
+        protocols=list(measure.protocols),
+        warmup=measure.warmup,
+        min_iterations=measure.min_iterations,
+        max_iterations=measure.max_iterations,
+        ci_target=measure.ci_target,
+        time_limit_s=measure.time_limit_s,
+        profile=measure.profile,
+    )
+
+
+def jobs(config: Config, results: Path) -> list[job.Job]:
+    """The campaign as jobs: blocks stay whole and in one run, methods shuffled inside them by the seed."""
+    folder = results / config.campaign
+    made: list[job.Job] = []
+    for repeat in range(config.repeats):
+        shuffle = random.Random(f"{config.seed}/{repeat}")
+        batch: list[job.Item] = []
+        for block in blocks(config):
+            shuffle.shuffle(block)
+            if batch and len(batch) + len(block) > config.cells_per_job:
+                made.append(_job(config, repeat, len(made), batch, folder))
+                batch = []
+            batch += [
+                job.Item(cell, asked(config, repeat), str(folder / record_path(cell, repeat)))
+                for cell in block
+            ]
+        made.append(_job(config, repeat, len(made), batch, folder))
+    return made
+
+
+def _job(config: Config, repeat: int, index: int, items: list[job.Item], folder: Path) -> job.Job:
+    name = f"{index:03d}-r{repeat}-{job.digest(items)}"
+    return job.Job(
+        id=name,
+        campaign=config.campaign,
+        mesh=config.mesh,
+        items=items,
+        folder=str(folder / "jobs" / name),
+        device=config.device,
+        virtual_nodes=config.virtual_nodes,
+        cell_limit_s=config.cell_limit_s,
+        start_limit_s=config.start_limit_s,
+    )

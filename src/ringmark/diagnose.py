@@ -1,0 +1,55 @@
+"""Which rank ended a world, and why: from what the ranks said and how their processes ended. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+
+from ringmark.bench.progress import Progress, RankFailure
+from ringmark.record import Failure, Status
+
+
+def died(
+    told: Mapping[int, RankFailure],
+    codes: Mapping[int, int],
+    where: Mapping[int, Progress],
+    returncode: int,
+    log: str,
+) -> tuple[Status, Failure]:
+    """The status and failure of a world that ended by itself.
+
+    A rank's own reason comes first (out of memory before others, then the earliest), next a rank killed by
+    a signal, last a rank that merely noticed that others were gone.
+    """
+    primary = {rank: failure for rank, failure in told.items() if not failure.secondary}
+    killed = {rank: code for rank, code in codes.items() if rank not in told and code < 0}
+    # The agent ends the ranks that are left with SIGTERM: that is no cause while there is another.
+    causes = {rank: code for rank, code in killed.items() if code != -signal.SIGTERM}
+    if primary:
+        return _said(primary)
+    if causes or (killed and not told):
+        rank = min(causes or killed)
+        name = signal.Signals(-killed[rank]).name
+        stage = where[rank].stage if rank in where else "start"
+        return Status.CRASHED, Failure(f"rank {rank} was killed by {name}", rank, stage, log)
+    if told:
+        return _said(told)
+    stage = min(where.values(), key=lambda at: at.item).stage if where else "start"
+    reason = f"the world ended with exit status {returncode} and no rank said why"
+    return Status.CRASHED, Failure(reason, None, stage, log)
+
+
+def _said(told: Mapping[int, RankFailure]) -> tuple[Status, Failure]:
+    rank, first = min(told.items(), key=lambda pair: (pair[1].status is not Status.OOM, pair[1].at))
+    return first.status, Failure(first.reason, rank, first.stage, first.detail)
+
+
+def hung(where: Mapping[int, Progress], quiet: list[int], limit_s: float, log: str) -> tuple[Status, Failure]:
+    """The failure of a world that made no progress for its limit; `quiet` ranks no longer beat."""
+    stages = ", ".join(f"rank {rank} in {at.stage}" for rank, at in sorted(where.items()))
+    reason = f"no result within {limit_s:g} s ({stages or 'no rank has started'})"
+    if quiet:
+        reason += f"; rank {quiet[0]} has stopped answering"
+    behind = quiet[0] if quiet else None
+    stage = where[behind].stage if behind is not None and behind in where else None
+    return Status.TIMEOUT, Failure(reason, behind, stage, log)

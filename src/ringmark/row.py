@@ -1,0 +1,46 @@
+"""A record as one row of text, for people who measured one cell."""
+
+from __future__ import annotations
+
+from ringmark.record import Record, Status
+
+HEADER = (
+    f"{'method':<24} {'seqlen':>8} {'mesh':>5} {'kernel':>10} {'phase':>8} {'median ms':>11} "
+    f"{'95% interval':>21} {'TFLOP/s/GPU':>12} {'of bound':>9} {'error':>9} {'peak MiB':>9}"
+)
+
+
+def headline_row(found: Record, bound: Record | None) -> str:
+    """The header and the row; a cell without a time shows its status and the reason."""
+    cell = found.cell
+    kernel = found.ran.kernel if found.ran else cell.kernel
+    head = f"{cell.row:<24} {cell.seqlen_global:>8} {cell.mesh!s:>5} {kernel:>10} {cell.phase:>8} "
+    if found.status is not Status.PASSED or not (found.timing and found.check and found.memory):
+        reason = found.failure.reason if found.failure else ""
+        return f"{HEADER}\n{head}{found.status.value:>11}   {reason}"
+    series = found.timing.headline
+    summary = series.summary
+    error = max(one.relative_error for one in found.check.errors.values())
+    interval = f"[{summary.ci_low:.3f}, {summary.ci_high:.3f}]"
+    lines = [
+        HEADER,
+        f"{head}{summary.median:>11.3f} {interval:>21} {found.timing.tflops_per_gpu:>12.4g} "
+        f"{fraction_of_bound(found, bound):>9} {error:>9.1e} {found.memory.peak_mib:>9.0f}",
+    ]
+    if series.summary.ci_level < 0.95:
+        lines.append(
+            f"    {summary.n} iterations reach a {summary.ci_level:.0%} interval; 6 or more reach 95%"
+        )
+    lines += [f"    {flag}" for flag in series.flags]
+    return "\n".join(lines)
+
+
+def fraction_of_bound(found: Record, bound: Record | None) -> str:
+    """The bound's median over the cell's, or the word that says why there is none."""
+    if found.cell.method == "single":
+        return "the bound"
+    if bound is None:
+        return "unmeasured"
+    if bound.timing is None or found.timing is None:
+        return bound.status.value
+    return f"{bound.timing.headline.summary.median / found.timing.headline.summary.median:.3f}"

@@ -1,0 +1,180 @@
+"""Runs a job to its end: starts a world, watches it, ends it when it hangs, writes the records that it could
+not, and starts a new world for what is left. Loads no torch; kills only what it started.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+from ringmark import diagnose, launch, record
+from ringmark import job as jobs
+from ringmark.bench import progress
+from ringmark.errors import UserError
+from ringmark.record import Failure, Record, Status
+
+POLL_S = 0.1
+GRACE_S = 3.0
+SILENT_S = 5.0
+Say = Callable[[str], None]
+
+
+def run(job: jobs.Job, job_file: Path, say: Say = print) -> list[Record]:
+    """Measure every pending cell of a job; returns the records of all, in the job's order."""
+    check_writable(Path(job.folder))
+    with only_one(job):
+        clock = Eta(len(job.pending()), say)
+        fruitless = 0
+        while todo := job.pending():
+            end = World(job, job_file, todo, clock).watch()
+            finished = len(todo) - len(job.pending())
+            if end is not None:
+                blame(job, end)
+                clock.finished(job.items[end.item])
+            fruitless = 0 if finished or end is not None else fruitless + 1
+            if fruitless > 1:
+                raise UserError(f"job {job.id} ends without a record and without a reason: see {job.folder}")
+        return [record.read(Path(item.out)) for item in job.items]
+
+
+class End:
+    """How a world ended before its work was done, and the item that it was at."""
+
+    def __init__(self, item: int, status: Status, failure: Failure, run_id: str) -> None:
+        self.item, self.status, self.failure, self.run_id = item, status, failure, run_id
+
+
+class World:
+    """One world of ranks: a process of ours and the folder that it reports to."""
+
+    def __init__(self, job: jobs.Job, job_file: Path, items: list[int], clock: Eta) -> None:
+        self.job, self.items, self.clock = job, items, clock
+        self.run_id = f"{time.strftime('%Y%m%dT%H%M%S')}-{uuid4().hex[:6]}"
+        self.folder = Path(job.folder, self.run_id)
+        self.folder.mkdir(parents=True)
+        self.log = self.folder / "log.txt"
+        command = launch.local_world(job.mesh, str(job_file), items, self.run_id)
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                command.argv,
+                env={**os.environ, **command.env},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def watch(self) -> End | None:
+        """Wait for the end of the world; None when every item got its record."""
+        current, since, told = -1, time.monotonic(), set[int]()
+        try:
+            while self.process.poll() is None:
+                where = progress.ranks(self.folder, self.job.mesh.world_size)
+                item = max((at.item for at in where.values()), default=-1)
+                if item != current:
+                    current, since = item, time.monotonic()
+                    self.tell_finished(told)
+                limit = self.job.start_limit_s if current < 0 else self.job.cell_limit_s
+                if time.monotonic() - since > limit:
+                    quiet = progress.silent(self.folder, self.job.mesh.world_size, SILENT_S)
+                    return self.end(diagnose.hung(where, quiet, limit, self.tail()), where)
+                time.sleep(POLL_S)
+        finally:
+            self.kill()
+        self.tell_finished(told)
+        if self.process.returncode == 0:
+            return None
+        size = self.job.mesh.world_size
+        where = progress.ranks(self.folder, size)
+        said, codes = progress.failures(self.folder, size), progress.exits(self.folder, size)
+        return self.end(diagnose.died(said, codes, where, self.process.returncode, self.tail()), where)
+
+    def tell_finished(self, told: set[int]) -> None:
+        """Say which cells got their record since the last look."""
+        for index in self.items:
+            if index not in told and self.job.items[index].done():
+                told.add(index)
+                self.clock.finished(self.job.items[index])
+
+    def current_item(self) -> int:
+        """The item that the world was at: the first of its items that has no record."""
+        return next((index for index in self.items if not self.job.items[index].done()), self.items[-1])
+
+    def end(self, verdict: tuple[Status, Failure], where: dict[int, progress.Progress]) -> End:
+        """The end at the item that the world was at; a world that began no item has no cell to blame."""
+        status, failure = verdict
+        if not any(at.item >= 0 for at in where.values()):
+            raise UserError(f"the ranks did not start: {failure.reason}; the log is {self.log}")
+        return End(self.current_item(), status, failure, self.run_id)
+
+    def tail(self) -> str:
+        return self.log.read_text(errors="replace")[-2000:]
+
+    def kill(self) -> None:
+        """End the world; its ranks die with their agent."""
+        for number, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+            if self.process.poll() is not None:
+                return
+            os.killpg(self.process.pid, number)
+            try:
+                self.process.wait(patience)
+            except subprocess.TimeoutExpired:
+                continue
+
+
+def blame(job: jobs.Job, end: End) -> None:
+    """Write the record that the world could not."""
+    item = job.items[end.item]
+    if item.done():
+        return
+    found = Record(item.cell, item.asked, end.status, job.campaign, failure=end.failure)
+    record.write(found, Path(item.out))
+
+
+class Eta:
+    """Says each finished cell, how many are left and about how long that takes."""
+
+    def __init__(self, total: int, say: Say) -> None:
+        self.total, self.count, self.say, self.start = total, 0, say, time.monotonic()
+
+    def finished(self, item: jobs.Item) -> None:
+        self.count += 1
+        found = record.read(Path(item.out))
+        spent = time.monotonic() - self.start
+        left = spent / self.count * (self.total - self.count)
+        time_text = f"{found.timing.headline.summary.median:.3f} ms" if found.timing else found.status.value
+        eta = f", about {left:.0f} s left" if self.count < self.total else ""
+        self.say(f"[{self.count}/{self.total}] {item.cell.key}: {time_text}{eta}")
+        if found.failure:
+            self.say(f"    {found.failure.reason}")
+
+
+@contextmanager
+def only_one(job: jobs.Job) -> Iterator[None]:
+    """One supervisor a job: a second one is told so instead of measuring beside the first."""
+    path = Path(job.folder, "lock")
+    with open(path, "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"job {job.id} is being run by another process: wait for it, or end it") from None
+        yield
+
+
+def check_writable(folder: Path) -> None:
+    """Say at once that nothing can be written, before minutes are spent measuring."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe.{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"cannot write to {folder}: {reason}; choose a place that can be written") from None
