@@ -68,7 +68,7 @@ def _loader(kind: Any) -> _Loader:
     if origin is typing.Literal:
         return _choice_loader({value: value for value in args})
     if origin in (tuple, list, Sequence):
-        return _list_loader(args[0])
+        return _list_loader(args[0], tuple if origin is tuple else list)
     if origin in (dict, Mapping):
         return _mapping_loader(args[1])
     return _scalar_loader(kind)
@@ -85,21 +85,21 @@ def _choice_loader(choices: dict[Any, Any]) -> _Loader:
     return load_choice
 
 
-def _list_loader(item: Any) -> _Loader:
+def _list_loader(item: Any, made: Callable[[Any], Any]) -> _Loader:
     load_item = _loader(item)
 
     def load_list(data: Any) -> Any:
         if not isinstance(data, (list, tuple)):
             raise _MisfitError(f" must be a list, not {data!r}")
         if item is float and set(map(type, data)) == {float}:  # a rank's samples: the bulk of a record
-            return tuple(data)
+            return made(data)
         loaded = []
         try:
             for value in data:
                 loaded.append(load_item(value))
         except _MisfitError as misfit:
             raise misfit.within(f"[{len(loaded)}]") from None
-        return tuple(loaded)
+        return made(loaded)
 
     return load_list
 

@@ -1,0 +1,121 @@
+"""A config becomes cells and jobs: nothing is lost, what is compared stays together, errors name the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ringmark import catalog, dag, job
+from ringmark import config as configs
+from ringmark.errors import UserError
+
+SMALL = {
+    "campaign": "c",
+    "mesh": {"nodes": 1, "gpus": 2},
+    "methods": ["ring"],
+    "seqlen_global": [64, 128],
+    "shapes": [{"num_heads_q": 2, "num_heads_kv": 2}],
+    "repeats": 2,
+    "cells_per_job": 4,
+    "seed": 5,
+}
+
+
+def test_every_committed_config_is_read() -> None:
+    found = sorted(Path("config").glob("*.yaml"))
+    assert found
+    for path in found:
+        assert configs.cells(configs.read(path)), path
+
+
+def test_native_means_every_file_of_the_folder() -> None:
+    config = configs.from_data({**SMALL, "methods": ["native"]}, "c")
+    assert set(configs.rows(config)) == {*catalog.native_names(), "single"}
+
+
+def test_the_bound_is_always_measured() -> None:
+    assert configs.rows(configs.from_data(SMALL, "c")) == ["single", "ring"]
+
+
+def test_jobs_hold_every_cell_once_and_keep_blocks_whole(tmp_path: Path) -> None:
+    config = configs.from_data({**SMALL, "methods": ["ring", "ring+wire=native", "te_p2p"]}, "c")
+    made = configs.jobs(config, tmp_path)
+    items = [(item.cell.key, item.asked.repeat) for one in made for item in one.items]
+    expected = [(cell.key, repeat) for repeat in range(2) for cell in configs.cells(config)]
+    assert sorted(items) == sorted(expected)
+    assert len({item.out for one in made for item in one.items}) == len(items)
+    for one in made:
+        assert len(one.items) <= max(config.cells_per_job, 4)
+        blocks = {(i.cell.seqlen_global, i.cell.phase) for i in one.items}
+        assert len(one.items) == 4 * len(blocks)
+
+
+def test_the_order_is_shuffled_by_the_seed(tmp_path: Path) -> None:
+    many = {**SMALL, "methods": ["native", "peers"], "cells_per_job": 100}
+    order = [
+        [item.cell.row for item in one.items] for one in configs.jobs(configs.from_data(many, "c"), tmp_path)
+    ]
+    again = [
+        [item.cell.row for item in one.items] for one in configs.jobs(configs.from_data(many, "c"), tmp_path)
+    ]
+    other = configs.jobs(configs.from_data({**many, "seed": 6}, "c"), tmp_path)
+    assert order == again
+    assert order != [[item.cell.row for item in one.items] for one in other]
+    assert order[0] != order[1], "the repeats have orders of their own"
+
+
+def test_a_changed_question_is_another_job(tmp_path: Path) -> None:
+    first = configs.jobs(configs.from_data(SMALL, "c"), tmp_path)[0]
+    second = configs.jobs(configs.from_data({**SMALL, "measure": {"min_iterations": 7}}, "c"), tmp_path)[0]
+    assert first.id != second.id
+
+
+def test_a_job_is_read_back_equal(tmp_path: Path) -> None:
+    made = configs.jobs(configs.from_data(SMALL, "c"), tmp_path)[0]
+    job.save(made, tmp_path / "j.json")
+    assert job.load(tmp_path / "j.json") == made
+    assert made.pending() == list(range(len(made.items)))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"methods": ["rnig"]}, "did you mean 'ring'?"),
+        ({"method": ["ring"]}, "did you mean 'methods'?"),
+        ({"seqlen_global": []}, "seqlen_global is empty"),
+        ({"seqlen_global": ["many"]}, "must be a whole number"),
+        ({"mesh": {"nodes": 1, "gpu": 2}}, "did you mean 'gpus'?"),
+        ({"campaign": "../up"}, "names a folder"),
+        ({"phases": ["fwd_bw"]}, "did you mean 'fwd_bwd'?"),
+        ({"shapes": [{"num_heads_q": 5, "num_heads_kv": 2}]}, "does not divide"),
+        ({"measure": {"warmpu": 3}}, "did you mean 'warmup'?"),
+    ],
+)
+def test_mistakes_name_the_key_and_the_nearest_valid_one(change: dict, says: str) -> None:
+    with pytest.raises(UserError) as caught:
+        configs.from_data({**SMALL, **change}, "config/mine.yaml")
+    assert says in str(caught.value)
+
+
+def test_no_yaml_is_told(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("a: [1")
+    with pytest.raises(UserError, match="no valid YAML"):
+        configs.read(tmp_path / "x.yaml")
+    with pytest.raises(UserError, match="cannot read config"):
+        configs.read(tmp_path / "none.yaml")
+
+
+def test_overrides_lie_over_the_default_config() -> None:
+    assert dag.with_default({"cluster": "x"})["campaign"] == "local"
+    assert dag.with_default(SMALL) == SMALL
+
+
+def test_a_list_of_records_that_are_gone_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dag, "RESULTS", tmp_path)
+    campaign = dag.Campaign.from_snakemake(SMALL)
+    manifest = Path(campaign.manifests[0])
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text("[]")
+    dag.Campaign.from_snakemake(SMALL)
+    assert not manifest.exists()
