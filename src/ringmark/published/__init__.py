@@ -1,1 +1,1 @@
-"""Published numbers: read from logs and pages (ingest), held against each other (audit), and judged (verdict)."""
+"""Published numbers: read from logs and pages, held against each other, and given verdicts."""

@@ -128,8 +128,12 @@ def _to_cell(value: Any) -> str:
 
 def to_json(claims: Sequence[Claim], skipped: Sequence[Any]) -> str:
     """The claims and the lines that were not read, as JSON."""
-    data = {"schema": SCHEMA_VERSION, "claims": schema.dump(claims), "skipped": schema.dump(skipped)}
-    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    lists = {"claims": schema.dump(claims), "skipped": schema.dump(skipped)}
+    parts = [f'{{"schema": {json.dumps(SCHEMA_VERSION)}']
+    for name, items in lists.items():  # a line for each: readable, and a change shows as one line
+        body = ",\n".join(json.dumps(item, ensure_ascii=False, allow_nan=False) for item in items)
+        parts.append(f'"{name}": [\n{body}\n]' if items else f'"{name}": []')
+    return ",\n".join(parts) + "}\n"
 
 
 def read_csv(path: Path) -> list[Claim]:

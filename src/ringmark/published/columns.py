@@ -78,7 +78,7 @@ def header(line: Line, cells: list[str]) -> list[Column] | None:
 def read_row(
     line: Line, columns: list[Column], cells: list[str], strict: bool
 ) -> tuple[dict[str, Any], dict[int, str]]:
-    """(coordinates, printed results by position) of a row; `strict` asks for the two decimals a tool prints."""
+    """(coordinates, printed results by position) of a row; `strict` asks for a tool's two decimals."""
     if len(cells) != len(columns):
         raise line.error(
             f"the row has {len(cells)} cells under a header of {len(columns)}; "

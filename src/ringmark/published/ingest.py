@@ -87,7 +87,7 @@ def _take(line: Line, document: Document, readers: list[Any]) -> list[Claim]:
             raise line.error(f"{error}; correct the line") from None
         if claims is not None:
             return list(claims)
-    if heading and re.search("[0-9]", line.text):
+    if heading and re.search(r"\b[0-9]+\b", line.text):
         document.skip(line, "a heading whose numbers no format reads")
     elif not heading and not _DECORATION.match(line.text):
         document.skip(line, "no known format")

@@ -7,6 +7,7 @@ is a rule too. Times, memory and rates are printed with two decimals, so a text 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from ringmark.published.claim import Claim
 from ringmark.published.columns import Column, header, read_row
@@ -60,7 +61,16 @@ class Reader:
         return row_claims(line, self.document, FORMAT, columns, fields, results, self.label, self.table_line)
 
 
-def row_claims(line, document, format_name, columns, fields, results, label, table_line) -> list[Claim]:  # type: ignore[no-untyped-def]
+def row_claims(
+    line: Line,
+    document: Document,
+    format_name: str,
+    columns: list[Column],
+    fields: dict[str, Any],
+    results: dict[int, str],
+    label: str | None,
+    table_line: int,
+) -> list[Claim]:
     """The claims of one row, a claim for each result cell."""
     claims = []
     for position, printed in results.items():
