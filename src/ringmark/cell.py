@@ -23,7 +23,7 @@ PHASES: tuple[Phase, ...] = ("fwd", "fwd_bwd")
 DTYPES: tuple[Dtype, ...] = ("fp32", "bf16", "fp16", "fp64")
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 _WORD = re.compile(r"[a-z0-9][a-z0-9_]*\Z")
-_OPTION_TEXT = re.compile(r"[A-Za-z0-9_.]+\Z")
+_OPTION_TEXT = re.compile(r"[A-Za-z0-9_.-]+\Z")
 
 
 @dataclass(frozen=True, order=True)
@@ -114,7 +114,7 @@ class Cell:
         for key, value in self.options.items():
             if not _WORD.match(key) or not _OPTION_TEXT.match(_option_text(value)):
                 raise ValueError(
-                    f"option {key}={value!r} cannot be written in a path: use letters, digits, _ and ."
+                    f"option {key}={value!r} cannot be written in a path: use letters, digits, _ . and -"
                 )
         # Equal cells have equal options in any order: keep them sorted.
         object.__setattr__(self, "options", dict(sorted(self.options.items())))

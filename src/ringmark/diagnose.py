@@ -22,16 +22,16 @@ def died(
     a signal, last a rank that merely noticed that others were gone.
     """
     primary = {rank: failure for rank, failure in told.items() if not failure.secondary}
-    killed = {rank: code for rank, code in codes.items() if rank not in told and code < 0}
+    silent = {rank: code for rank, code in codes.items() if rank not in told and code != 0}
     # The agent ends the ranks that are left with SIGTERM: that is no cause while there is another.
-    causes = {rank: code for rank, code in killed.items() if code != -signal.SIGTERM}
+    causes = {rank: code for rank, code in silent.items() if code != -signal.SIGTERM}
     if primary:
         return _said(primary)
-    if causes or (killed and not told):
-        rank = min(causes or killed)
-        name = signal.Signals(-killed[rank]).name
+    if causes or (silent and not told):
+        rank, code = min((causes or silent).items())
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
         stage = where[rank].stage if rank in where else "start"
-        return Status.CRASHED, Failure(f"rank {rank} was killed by {name}", rank, stage, log)
+        return Status.CRASHED, Failure(f"rank {rank} {how}", rank, stage, log)
     if told:
         return _said(told)
     stage = min(where.values(), key=lambda at: at.item).stage if where else "start"

@@ -111,7 +111,8 @@ class World:
         """The end at the item that the world was at; a world that began no item has no cell to blame."""
         status, failure = verdict
         if not any(at.item >= 0 for at in where.values()):
-            raise UserError(f"the ranks did not start: {failure.reason}; the log is {self.log}")
+            words = [line for line in self.tail().splitlines() if line.strip()]
+            raise UserError(f"the ranks did not start: {failure.reason}: {words[-1] if words else 'no log'}")
         return End(self.current_item(), status, failure, self.run_id)
 
     def tail(self) -> str:
