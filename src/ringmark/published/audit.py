@@ -78,8 +78,19 @@ def render(findings: Sequence[Finding], claims: Sequence[Claim]) -> str:
                 f"### {number}. {finding.what}",
                 "",
                 f"- rule: {titles[finding.rule]}",
-                f"- where: {', '.join(finding.where)}",
+                f"- where: {_places(finding.where)}",
                 f"- arithmetic: {finding.arithmetic}",
                 "",
             ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _places(where: Sequence[str]) -> str:
+    """file:line, a file's name once for all of its lines."""
+    files: dict[str, list[str]] = {}
+    for place in where:
+        name, _, line = place.rpartition(":")
+        files.setdefault(name, [])
+        if line not in files[name]:
+            files[name].append(line)
+    return "; ".join(f"`{name}`:{', '.join(lines)}" for name, lines in files.items())

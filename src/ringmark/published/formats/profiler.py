@@ -54,8 +54,7 @@ class Reader:
         found = _TOTAL.match(text)
         if found:
             self.header = None
-            values = {"metric": found[1].lower().replace(" ", "_"), "unit": found[3], "column": found[1]}
-            return [claim_at(line, 1, self.document, FORMAT, found[2], row_line=line.number, **values)]
+            return [self._total(line, *found.groups())]
         if re.match(r"\s*Self (CPU|CUDA|XPU) time total", text):
             raise line.error("a total of the profiler that is cut or damaged; restore the line")
         names = re.split(r"\s{2,}", text.strip())
@@ -64,6 +63,10 @@ class Reader:
         if self.header is None or not self.spans or not text:
             return None
         return self._row(line, text, self.header[0].number, self.header[1])
+
+    def _total(self, line: Line, name: str, printed: str, unit: str) -> Claim:
+        values = {"metric": name.lower().replace(" ", "_"), "unit": unit, "column": name}
+        return claim_at(line, 1, self.document, FORMAT, printed, False, row_line=line.number, **values)
 
     def close(self) -> None:
         """Rows stand for themselves."""

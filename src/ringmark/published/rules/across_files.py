@@ -26,7 +26,7 @@ def _same_label(corpus: Corpus) -> Iterator[Finding]:
             system, (phase, _) = by_name(claim.system), corpus.phase(claim)
             if claim.metric == "rate" and claim.value and system and phase:
                 groups[system.method, claim.seqlen_global, phase].append(claim)
-    for (_, seqlen, phase), claims in groups.items():
+    for (_, seqlen, of_phase), claims in groups.items():
         if len({claim.source_file for claim in claims}) < 2 or _placements(claims) > 1:
             continue
         low, high = min(claims, key=lambda c: c.value or 0.0), max(claims, key=lambda c: c.value or 0.0)
@@ -34,7 +34,7 @@ def _same_label(corpus: Corpus) -> Iterator[Finding]:
         if spread > _NOTE:
             unsaid = sorted({how for c in claims if (how := corpus.phase(c)[1]) != "said"})
             yield (suspect if spread > _SUSPECT else note)(
-                f"{' and '.join(dict.fromkeys(str(c.label) for c in claims))}, S = {seqlen}, {phase}: "
+                f"{' and '.join(dict.fromkeys(str(c.label) for c in claims))}, S = {seqlen}, {of_phase}: "
                 "rates of one system "
                 f"apart by {100 * spread:.0f}%",
                 [claim.where for claim in claims],

@@ -31,7 +31,7 @@ def check(corpus: Corpus) -> Iterator[Finding]:
                 where,
                 f"{text}; their buffers differ (rings hold blocks in flight, all-to-all holds whole "
                 "sequences "
-                "of fewer heads), so equal peaks suggest that the figure covers something else",
+                "of fewer heads), so equal peaks may mean that the figure covers something else",
             )
         if len(phases) > 1:
             yield suspect(

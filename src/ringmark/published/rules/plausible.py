@@ -34,7 +34,7 @@ def _neighbours(corpus: Corpus, rows: list[Row]) -> Iterator[Finding]:
                 degree = tuple(row.first.options.get(key) for key in ("ulysses_degree", "ring_degree"))
                 groups[phase, row.seqlen_global, row.first.batch, degree].append((time, row))
     faster: dict[tuple[str, str], list[tuple[Row, Row, str]]] = defaultdict(list)
-    for (phase, seqlen, *_), timed in groups.items():
+    for (key_phase, seqlen, *_), timed in groups.items():
         timed.sort(key=lambda pair: pair[0])
         (best, row), others = (
             timed[0],
@@ -46,7 +46,7 @@ def _neighbours(corpus: Corpus, rows: list[Row]) -> Iterator[Finding]:
         if second / best - 1 > _FASTER:
             less = 100 * (1 - best / second)
             text = f"S = {seqlen}: {best:.6g} ms against {second:.6g} ms ({next_row.name}), {less:.0f}% less"
-            faster[row.name, str(phase)].append((row, next_row, text))
+            faster[row.name, str(key_phase)].append((row, next_row, text))
     for (name, of_phase), found in faster.items():
         yield suspect(
             f"{name}, {of_phase}: clearly less time than the next system of the document",

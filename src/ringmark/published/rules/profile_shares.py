@@ -43,7 +43,9 @@ def _share(profile: Profile, claim: Claim, listed: list[Claim]) -> Iterator[Find
     if not rows or claim.value is None or abs(found - claim.value) <= slack:
         return
     added = " + ".join(f"{each.mid:.2f}" for each in percents if each)
-    text = f"{added} = {found:.2f}%, printed {claim.printed}%"
+    text = (
+        f"rows of the profile: {added}{f' = {found:.2f}' if len(rows) > 1 else ''}%, printed {claim.printed}%"
+    )
     part = _ITEM_PARTS[(claim.item or "").lower()]
     same = [c.value or 0.0 for c in listed if _ITEM_PARTS.get((c.item or "").lower()) == part]
     if same and abs(sum(same) - claim.value) <= _PERCENT_ROUNDING:
