@@ -24,6 +24,7 @@ from ringmark.cell import Shape
 from ringmark.kernels import _gpu
 
 OLDEST, NEWEST = (2, 4), (2, 8)
+HEAD_SIZES = (32, 64, 96, 128, 192, 256)  # a head_dim between two of them runs in the larger one's kernel
 
 
 class Flash2:
@@ -46,6 +47,8 @@ class Flash2:
         try:
             version = _package().__version__
             _interface()
+        except ModuleNotFoundError:
+            return "flash-attn is not installed"
         except Exception as error:  # an import that fails in any way is a kernel that is not there
             return f"flash_attn does not import: {type(error).__name__}: {error}"
         if not OLDEST <= _gpu.release(version)[:2] <= NEWEST:
@@ -57,7 +60,7 @@ class Flash2:
         if reason:
             return reason
         built = _built(_extension().__file__)
-        rounded = min((size for _, size in built if size >= shape.head_dim), default=0)
+        rounded = next(size for size in HEAD_SIZES if size >= shape.head_dim)
         if built and (shape.dtype, rounded) not in built:
             return f"this build of flash-attn has no {shape.dtype} kernel for head_dim {shape.head_dim}"
         return None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.metadata
-import pkgutil
 from typing import Any
 
 import torch
@@ -35,6 +34,8 @@ class Flash4:
             return reason
         try:
             _interface()
+        except importlib.metadata.PackageNotFoundError:
+            return "flash-attn-4 is not installed"
         except Exception as error:  # an import that fails in any way is a kernel that is not there
             return f"flash_attn.cute does not import: {type(error).__name__}: {error}"
         return None
@@ -72,14 +73,14 @@ class Flash4:
 
 @functools.cache
 def _interface() -> Any:
-    """The module with the two calls, found also where flash-attn 2 is installed elsewhere on the path."""
-    try:
-        return importlib.import_module("flash_attn.cute.interface")
-    except ModuleNotFoundError:
-        # flash-attn 2 is a package of its own named flash_attn, and hides the folder of the same name.
-        package = importlib.import_module("flash_attn")
-        package.__path__ = pkgutil.extend_path(package.__path__, "flash_attn")
-        return importlib.import_module("flash_attn.cute.interface")
+    """The module with the two calls, out of the flash-attn-4 distribution."""
+    folder = str(importlib.metadata.distribution("flash-attn-4").locate_file("flash_attn"))
+    package = importlib.import_module("flash_attn")
+    if folder not in list(package.__path__)[:1]:
+        # flash-attn 2, where it lies elsewhere on the path, hides this folder behind its own package of the
+        # same name, and its 2.8 releases carry an early flash_attn/cute that must not be taken for this one.
+        package.__path__ = [folder, *package.__path__]
+    return importlib.import_module("flash_attn.cute.interface")
 
 
 def _capability(device: torch.device) -> int:
