@@ -33,6 +33,12 @@ class Traffic:
     intra: int = 0
     inter: int = 0
 
+    def count(self, num_bytes: int, same_node: bool) -> None:
+        if same_node:
+            self.intra += num_bytes
+        else:
+            self.inter += num_bytes
+
     def reset(self) -> None:
         self.intra = self.inter = 0
 
@@ -60,6 +66,7 @@ class Mesh:
         self.node, self.gpu = divmod(rank, gpus)
         self._base = base
         self._groups: dict[tuple[str, str], Group] = {}
+        self._views: dict[tuple[int, int], Mesh] = {}
         self.traffic: Traffic = base.traffic if base else Traffic()
 
     @property
@@ -76,7 +83,12 @@ class Mesh:
             raise UserError(
                 f"a {nodes}x{gpus} view needs {nodes * gpus} ranks, the mesh has {self.world_size}"
             )
-        return Mesh(nodes, gpus, self.rank, self.device, base=self._base or self)
+        real = self._base or self
+        if (nodes, gpus) == (real.nodes, real.gpus):
+            return real
+        if (nodes, gpus) not in real._views:  # one of each, so that methods of one process share its groups
+            real._views[nodes, gpus] = Mesh(nodes, gpus, self.rank, self.device, base=real)
+        return real._views[nodes, gpus]
 
     def same_node(self, rank: int) -> bool:
         """Whether another rank sits on this rank's real node."""

@@ -1,0 +1,87 @@
+"""Parcels: tensors that travel together, counted so that no buffer is written while somebody needs it.
+
+A received parcel belongs to a pool. Its reader is one user, each send of it under way is another; when the
+last one drops it, and not before, the pool may hand it out to be received into again.
+
+    wait() ->  1 user (the reader)     post() -> +1 until that hop has been waited for     drop() -> -1
+
+On CUDA "dropped" means that the work using it has been enqueued: a later receive is ordered after it by the
+stream, so nothing here ever waits on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+Signature = tuple[tuple[tuple[int, ...], torch.dtype], ...]
+
+
+class Parcel:
+    """Tensors that travel together, and how many users they have."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], pool: Pool | None = None) -> None:
+        self.tensors = tuple(tensors)
+        self.users = 1
+        self._pool = pool
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+
+    def hold(self) -> Parcel:
+        """One more user."""
+        assert self.users > 0, "a parcel that everybody has dropped cannot be held again"
+        self.users += 1
+        return self
+
+    def drop(self) -> None:
+        """One user fewer; the last one gives the buffers back to their pool."""
+        assert self.users > 0, "a parcel was dropped more often than it was held"
+        self.users -= 1
+        if self.users == 0 and self._pool is not None:
+            self._pool.give_back(self)
+
+
+class Pool:
+    """Buffers to receive into, made at the first need of each kind and used again ever after."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.made = 0
+        self._free: dict[Signature, list[Parcel]] = {}
+
+    def take(self, signature: Signature) -> Parcel:
+        """A parcel with one user, of no particular content."""
+        free = self._free.setdefault(signature, [])
+        if free:
+            parcel = free.pop()
+            parcel.users = 1
+            return parcel
+        self.made += 1
+        return Parcel(self._make(signature), self)
+
+    def packed(self, tensors: Sequence[torch.Tensor]) -> Parcel:
+        """The tensors as a parcel that can be sent: as they are if contiguous, copied side by side if not."""
+        if all(tensor.is_contiguous() for tensor in tensors):
+            return Parcel(tensors)
+        parcel = self.take(signature(tensors))
+        for buffer, tensor in zip(parcel.tensors, tensors):
+            buffer.copy_(tensor)
+        return parcel
+
+    def give_back(self, parcel: Parcel) -> None:
+        self._free[signature(parcel.tensors)].append(parcel)
+
+    def clear(self) -> None:
+        """Forget the free buffers: their memory goes back to the allocator."""
+        self._free.clear()
+
+    def _make(self, signature: Signature) -> list[torch.Tensor]:
+        return [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in signature]
+
+
+def signature(tensors: Sequence[torch.Tensor], dtype: torch.dtype | None = None) -> Signature:
+    """What kind of parcel holds such tensors, in another dtype if one is given."""
+    return tuple((tuple(tensor.shape), dtype or tensor.dtype) for tensor in tensors)
