@@ -1,4 +1,4 @@
-"""Worlds of gloo ranks for tests: forked from this process, which has imported torch once, so they cost little.
+"""Worlds of gloo ranks for tests: forked from this process, which has imported torch once, so cheap.
 
     results = run_world(8, check, nodes=2)      check(mesh, ...) runs on every rank; results[rank]
 

@@ -25,11 +25,6 @@ def mesh(nodes: int = 1, device: torch.device | None = None) -> Mesh:
     return start(nodes, device=device)
 
 
-def methods() -> list[str]:
-    """The names of the native methods."""
-    return natives.names()
-
-
 class Attention:
     """One method on one mesh, callable on local (B, S_local, H, D) tensors; autograd works."""
 

@@ -11,13 +11,13 @@ Liu, Zaharia, Abbeel: Ring Attention with Blockwise Transformers for Near-Infini
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from ringmark import heads, layout
 from ringmark.accumulate import Gradient, Output
-from ringmark.cell import Cell
+from ringmark.cell import Cell, OptionValue
 from ringmark.comm.homeward import WIRES, Homeward
 from ringmark.comm.mesh import Mesh
 from ringmark.comm.route import Route
@@ -33,7 +33,7 @@ class Method(base.Method):
 
     label = "Ring attention"
     layout = "contiguous"
-    default_options = {"head_groups": 0, "wire": "auto"}
+    default_options: ClassVar[dict[str, OptionValue]] = {"head_groups": 0, "wire": "auto"}
 
     def unsupported(self, cell: Cell) -> str | None:
         wire = self.options["wire"]
