@@ -120,6 +120,11 @@ class TensorError:
     rows_checked: int
     rows_total: int
     worst_rank: int
+    nonfinite: int = 0  # elements that are nan or infinite, in any row; they count as zero in the error
+
+    @property
+    def ok(self) -> bool:
+        return self.nonfinite == 0 and self.relative_error <= self.allowed
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,7 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        return all(error.relative_error <= error.allowed for error in self.errors.values())
+        return all(error.ok for error in self.errors.values())
 
 
 @dataclass(frozen=True)

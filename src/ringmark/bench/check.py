@@ -1,0 +1,158 @@
+"""No time without a correct answer: the method's own forward and backward at the measured size, first.
+
+    sampled query rows    ROWS_PER_PART in each half-block of every rank (all rows of a short sequence)
+    dout                  zero but for the sampled rows: dk and dv are then exact for every key (exact.py)
+    error                 norm(difference) / norm(exact), per half-block and head; the worst one counts
+    allowed               2 x the kernel's own error on one device, not below what the dtype resolves
+
+A bug that touches one half-block of one rank stays whole in its own norm: nothing dilutes it. An element that
+is nan or infinite is never right.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+
+import torch
+import torch.distributed as dist
+
+from ringmark.bench import compare, exact, gather, yardstick
+from ringmark.bench.problem import Problem
+from ringmark.cell import Cell
+from ringmark.comm.mesh import Mesh
+from ringmark.kernels.base import Kernel
+from ringmark.methods.base import Method
+from ringmark.record import Asked, Check, TensorError
+
+ROWS_PER_PART = 16
+EVERY_ROW_UP_TO = 512  # query rows of the whole sequence: up to here all of them are checked
+FLOAT64_UP_TO = 1 << 33  # rows x keys x width: a reference this small is float64 for every dtype
+KERNEL_FACTOR = 2.0
+
+
+class InputsChangedError(RuntimeError):
+    """A method wrote into its inputs: what it is given next is no longer the cell's data."""
+
+
+def check(cell: Cell, method: Method, kernel: Kernel, problem: Problem, mesh: Mesh, asked: Asked) -> Check:
+    """Run the method once and hold its answer against exact attention; all ranks get the same verdict."""
+    started = time.perf_counter()
+    scale = method.scale if method.scale is not None else cell.shape.head_dim**-0.5
+    index = _sample(problem.q.shape[1], mesh, problem.seed).to(mesh.device)
+    group = None if problem.private else mesh.group("flat", "bench").process_group
+    count = index.numel() * (1 if group is None else mesh.world_size)
+    keys_total = problem.k.shape[1] * (1 if group is None else mesh.world_size)
+    wide, factor = _reference_dtype(cell, count, problem), _dout_factor(cell, keys_total)
+
+    near = _sample(yardstick.prefix(problem), mesh, problem.seed).to(mesh.device)
+    kernel_errors = yardstick.errors(kernel, problem, near, keys_total, wide, scale, factor, mesh)
+    rows = _gathered_rows(problem, index, wide, scale, factor, group)
+    prints = _fingerprints(problem)
+    answer = _answer(method, problem, index, factor)
+    if _fingerprints(problem) != prints:
+        raise InputsChangedError(f"{cell.method} wrote into its inputs q, k or v: they must stay as they are")
+    keys = exact.Keys(problem.k, problem.v, problem.positions_k)
+    first = 0 if group is None else mesh.rank * index.numel()
+    found = compare.norms(answer, rows, keys, slice(first, first + index.numel()), index)
+    method_errors = compare.worst(mesh, found)
+    problem.clear_grads()
+    problem.restore_dout()
+    gather.synchronize(mesh)
+    ranks = mesh.world_size
+    totals = {"out": problem.q.shape[1] * ranks, "dk": problem.k.shape[1] * ranks}
+    errors = {}
+    for name, error in method_errors.items():
+        own = kernel_errors[name].relative_error
+        by_rows = name in ("out", "dq")
+        total = totals["out" if by_rows else "dk"]
+        errors[name] = TensorError(
+            relative_error=error.relative_error,
+            kernel_relative_error=own,
+            allowed=max(KERNEL_FACTOR * own, yardstick.ALLOWED_MIN[cell.shape.dtype]),
+            rows_checked=index.numel() * ranks if by_rows else total,
+            rows_total=total,
+            worst_rank=error.rank,
+            nonfinite=error.nonfinite,
+        )
+    check_ms = max(row[0] for row in gather.rows(mesh, [(time.perf_counter() - started) * 1e3]))
+    return Check(errors, "float64" if wide is torch.float64 else "float32", check_ms)
+
+
+def _sample(seqlen: int, mesh: Mesh, seed: int) -> torch.Tensor:
+    """Local numbers of the rows to check, ascending: of each half-block the first, the last and some more."""
+    chosen: list[int] = []
+    for part, half in enumerate(compare.halves(seqlen)):
+        among = range(half.start, half.stop)
+        if seqlen * mesh.world_size <= EVERY_ROW_UP_TO or len(among) <= ROWS_PER_PART:
+            chosen += among
+            continue
+        pick = random.Random(f"{seed}/{mesh.rank}/{part}").sample(among[1:-1], ROWS_PER_PART - 2)
+        chosen += [among[0], *sorted(pick), among[-1]]
+    return torch.tensor(chosen, dtype=torch.int64)
+
+
+def _reference_dtype(cell: Cell, count: int, problem: Problem) -> torch.dtype:
+    """float64 for wide cells and where it is cheap; float32 products are 10^4 finer than 16 bits resolve."""
+    work = count * problem.k.shape[1] * cell.shape.batch * cell.shape.num_heads_q * cell.shape.head_dim
+    if cell.shape.dtype in ("fp64", "fp32") or work <= FLOAT64_UP_TO:
+        return torch.float64
+    return torch.float32
+
+
+def _dout_factor(cell: Cell, keys_total: int) -> float:
+    """fp16 has no small numbers: few rows of dout over many keys give gradients below its normal range, where
+    those of a real iteration are not. Gradients are linear in dout: scale it, by a power of two."""
+    if cell.shape.dtype != "fp16":
+        return 1.0
+    return 2.0 ** min(10, max(0, math.ceil(math.log2(max(1, keys_total / 64)))))
+
+
+def _gathered_rows(
+    problem: Problem,
+    index: torch.Tensor,
+    wide: torch.dtype,
+    scale: float,
+    factor: float,
+    group: dist.ProcessGroup | None,
+) -> exact.Rows:
+    """Every rank's sampled rows, on every rank that shares its keys with them."""
+
+    def everywhere(mine: torch.Tensor, dim: int) -> torch.Tensor:
+        if group is None:
+            return mine
+        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, mine.contiguous(), group=group)
+        return torch.cat(parts, dim)
+
+    q = problem.q.detach()[:, index].to(wide).contiguous()
+    dout = None
+    if problem.dout is not None:
+        # Rounded as the method will see it.
+        dout = everywhere((problem.dout[:, index] * factor).to(wide).contiguous(), 1)
+    positions = everywhere(problem.positions_q[index], 0)
+    return exact.Rows(everywhere(q, 1), dout, positions, problem.causal, scale, group)
+
+
+def _answer(method: Method, problem: Problem, index: torch.Tensor, factor: float) -> compare.Answer:
+    """The method's own forward, and its backward from a dout that is zero but for the sampled rows.
+
+    The cell's dout lends its memory, so that a check needs no more than an iteration does.
+    """
+    problem.clear_grads()
+    out = method.forward(problem.q, problem.k, problem.v)
+    if problem.dout is None:
+        return compare.Answer(out.detach())
+    kept = problem.dout[:, index] * factor
+    problem.dout.zero_()
+    problem.dout[:, index] = kept
+    torch.autograd.backward(out, problem.dout)
+    return compare.Answer(out.detach(), problem.q.grad, problem.k.grad, problem.v.grad)
+
+
+def _fingerprints(problem: Problem) -> list[int]:
+    """A number per input that changes when the input does: the sum of its bits, read as whole numbers."""
+    whole = {8: torch.int64, 4: torch.int32, 2: torch.int16}
+    inputs = (problem.q, problem.k, problem.v)
+    return [int(t.detach().view(whole[t.element_size()]).sum(dtype=torch.int64)) for t in inputs]

@@ -1,0 +1,160 @@
+"""An answer held against the exact one: norms of difference and reference per half-block and head.
+
+    relative error = norm(answer - exact) / norm(exact)      of a group: one half-block of one rank, one head
+
+The worst group of all ranks is the tensor's error. Half-blocks of fewer than ROWS_MIN rows are too short for
+a norm to mean much (a first row's dq is exactly zero): they are joined into ranks, and those into the world.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from ringmark.bench import exact, gather
+from ringmark.comm.mesh import Mesh
+
+ROWS_MIN = 16
+PARTS = 2  # half-blocks of a rank
+_STEP = 4096
+
+
+@dataclass
+class Answer:
+    """What a method or a kernel gave on this rank: out, and the gradients where there was a backward."""
+
+    out: torch.Tensor
+    dq: torch.Tensor | None = None
+    dk: torch.Tensor | None = None
+    dv: torch.Tensor | None = None
+
+
+@dataclass
+class Norms:
+    """Squared norms (parts x heads) of one tensor on this rank; how many rows a part has; what is no number."""
+
+    difference: torch.Tensor
+    reference: torch.Tensor
+    rows: int
+    nonfinite: int = 0
+
+    @classmethod
+    def empty(cls, heads: int, rows: int) -> Norms:
+        return cls(torch.zeros(PARTS, heads), torch.zeros(PARTS, heads), rows)
+
+    def add(self, part: int, answer: torch.Tensor, reference: torch.Tensor) -> None:
+        """Count rows (B, R, H, D) of one part; elements that are no number count as zero here."""
+        gap = (answer.to(reference.dtype) - reference).nan_to_num_(0.0, 0.0, 0.0)
+        self.difference[part] += _squares(gap)
+        self.reference[part] += _squares(reference)
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The worst group of a tensor over all ranks."""
+
+    relative_error: float
+    rank: int
+    nonfinite: int
+
+
+def halves(seqlen: int) -> list[slice]:
+    """The two half-blocks of a rank's rows."""
+    return [slice(0, seqlen // 2), slice(seqlen // 2, seqlen)]
+
+
+def norms(
+    answer: Answer,
+    rows: exact.Rows,
+    keys: exact.Keys,
+    mine: slice,
+    index: torch.Tensor,
+    lse_shift: float = 0.0,
+) -> dict[str, Norms]:
+    """Hold this rank's answer against the exact one.
+
+    `mine` are this rank's rows among `rows`, `index` their local numbers, ascending. `lse_shift` is added to
+    the lse of the backward, which scales its weights: the yardstick sees weights as small as the cell's.
+    """
+    parts = [(index >= half.start) & (index < half.stop) for half in halves(answer.out.shape[1])]
+    out, lse = exact.forward(rows, keys)
+    found = {"out": _of_rows(answer.out[:, index], out[:, mine], parts)}
+    found["out"].nonfinite = _nonfinite(answer.out)
+    if answer.dq is None or answer.dk is None or answer.dv is None:
+        return found
+    backward = exact.Backward(rows, keys, out, lse + lse_shift)
+    heads, seqlen_k = answer.dk.shape[2], answer.dk.shape[1]
+    dk, dv = Norms.empty(heads, seqlen_k // PARTS), Norms.empty(heads, seqlen_k // PARTS)
+    for part, half in enumerate(halves(seqlen_k)):
+        for chunk in exact.chunks(rows, keys, half):
+            dk_exact, dv_exact = backward.gradients(chunk)
+            dk.add(part, answer.dk[:, chunk], dk_exact)
+            dv.add(part, answer.dv[:, chunk], dv_exact)
+    dk.nonfinite, dv.nonfinite = _nonfinite(answer.dk), _nonfinite(answer.dv)
+    dq = _of_rows(answer.dq[:, index], backward.dq()[:, mine], parts)
+    dq.nonfinite = _nonfinite(answer.dq)
+    _add_stray(dq, answer.dq, index)
+    return {**found, "dq": dq, "dk": dk, "dv": dv}
+
+
+def worst(mesh: Mesh, found: dict[str, Norms]) -> dict[str, Worst]:
+    """The worst group of each tensor over all ranks, known to all ranks."""
+    flat: list[float] = []
+    for norm in found.values():
+        flat += [*norm.difference.flatten().tolist(), *norm.reference.flatten().tolist(), norm.nonfinite]
+    gathered = torch.tensor(gather.rows(mesh, flat), dtype=torch.float64)
+    results, start = {}, 0
+    for name, norm in found.items():
+        size, heads = norm.difference.numel(), norm.difference.shape[1]
+        difference = gathered[:, start : start + size].view(-1, PARTS, heads)
+        reference = gathered[:, start + size : start + 2 * size].view(-1, PARTS, heads)
+        nonfinite = int(gathered[:, start + 2 * size].sum())
+        start += 2 * size + 1
+        error, rank = _worst_group(difference, reference, norm.rows)
+        results[name] = Worst(error, rank, nonfinite)
+    return results
+
+
+def _worst_group(difference: torch.Tensor, reference: torch.Tensor, rows: int) -> tuple[float, int]:
+    """(error, rank) of squared norms (ranks, parts, heads); short groups are joined first."""
+    by_rank = difference.sum((1, 2))
+    if rows < ROWS_MIN:
+        difference, reference = (t.sum(1, keepdim=True) for t in (difference, reference))
+    if rows * PARTS < ROWS_MIN:
+        difference, reference = (t.sum(0, keepdim=True) for t in (difference, reference))
+    ratio = difference / reference.clamp_min(1e-60)
+    place = int(ratio.flatten().argmax())
+    group = place // (ratio.shape[1] * ratio.shape[2])
+    rank = group if ratio.shape[0] == by_rank.numel() else int(by_rank.argmax())
+    return math.sqrt(float(ratio.flatten()[place])), rank
+
+
+def _of_rows(answer: torch.Tensor, reference: torch.Tensor, parts: list[torch.Tensor]) -> Norms:
+    found = Norms.empty(reference.shape[2], min(int(part.sum()) for part in parts))
+    for number, chosen in enumerate(parts):
+        found.add(number, answer[:, chosen], reference[:, chosen])
+    return found
+
+
+def _add_stray(dq: Norms, answer: torch.Tensor, index: torch.Tensor) -> None:
+    """Rows whose dout is zero have a dq of exactly zero: what stands there is error. Clears `index` rows."""
+    answer[:, index] = 0
+    for part, half in enumerate(halves(answer.shape[1])):
+        for start in range(half.start, half.stop, _STEP):
+            rows = answer[:, start : min(start + _STEP, half.stop)]
+            dq.difference[part] += _squares(rows.float().nan_to_num_(0.0, 0.0, 0.0))
+
+
+def _squares(tensor: torch.Tensor) -> torch.Tensor:
+    """Sum of squares per head of (B, R, H, D), in float64 on the host."""
+    norms: torch.Tensor = torch.linalg.vector_norm(tensor, dim=(0, 1, 3), dtype=torch.float64)
+    return norms.square().cpu()
+
+
+def _nonfinite(tensor: torch.Tensor) -> int:
+    """How many elements are nan or infinite, without a mask as large as the tensor."""
+    steps = range(0, tensor.shape[1], _STEP)
+    counts = [(~torch.isfinite(tensor[:, start : start + _STEP])).sum() for start in steps]
+    return int(torch.stack(counts).sum()) if counts else 0
