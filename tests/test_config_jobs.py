@@ -10,16 +10,23 @@ from ringmark import catalog, dag, job
 from ringmark import config as configs
 from ringmark.errors import UserError
 
-SMALL = {
-    "campaign": "c",
-    "mesh": {"nodes": 1, "gpus": 2},
+GRID = {
     "methods": ["ring"],
     "seqlen_global": [64, 128],
     "shapes": [{"num_heads_q": 2, "num_heads_kv": 2}],
+}
+SMALL = {
+    "campaign": "c",
+    "mesh": {"nodes": 1, "gpus": 2},
+    "grids": [GRID],
     "repeats": 2,
     "cells_per_job": 4,
     "seed": 5,
 }
+
+
+def with_grid(**change: object) -> dict:
+    return {**SMALL, "grids": [{**GRID, **change}]}
 
 
 def test_every_committed_config_is_read() -> None:
@@ -30,16 +37,16 @@ def test_every_committed_config_is_read() -> None:
 
 
 def test_native_means_every_file_of_the_folder() -> None:
-    config = configs.from_data({**SMALL, "methods": ["native"]}, "c")
-    assert set(configs.rows(config)) == {*catalog.native_names(), "single"}
+    config = configs.from_data(with_grid(methods=["native"]), "c")
+    assert set(configs.rows(config.grids[0])) == {*catalog.native_names(), "single"}
 
 
 def test_the_bound_is_always_measured() -> None:
-    assert configs.rows(configs.from_data(SMALL, "c")) == ["single", "ring"]
+    assert configs.rows(configs.from_data(SMALL, "c").grids[0]) == ["single", "ring"]
 
 
 def test_jobs_hold_every_cell_once_and_keep_blocks_whole(tmp_path: Path) -> None:
-    config = configs.from_data({**SMALL, "methods": ["ring", "ring+wire=native", "te_p2p"]}, "c")
+    config = configs.from_data(with_grid(methods=["ring", "ring+wire=native", "te_p2p"]), "c")
     made = configs.jobs(config, tmp_path)
     items = [(item.cell.key, item.asked.repeat) for one in made for item in one.items]
     expected = [(cell.key, repeat) for repeat in range(2) for cell in configs.cells(config)]
@@ -52,7 +59,7 @@ def test_jobs_hold_every_cell_once_and_keep_blocks_whole(tmp_path: Path) -> None
 
 
 def test_the_order_is_shuffled_by_the_seed(tmp_path: Path) -> None:
-    many = {**SMALL, "methods": ["native", "peers"], "cells_per_job": 100}
+    many = {**with_grid(methods=["native", "peers"]), "cells_per_job": 100}
     order = [
         [item.cell.row for item in one.items] for one in configs.jobs(configs.from_data(many, "c"), tmp_path)
     ]
@@ -63,6 +70,19 @@ def test_the_order_is_shuffled_by_the_seed(tmp_path: Path) -> None:
     assert order == again
     assert order != [[item.cell.row for item in one.items] for one in other]
     assert order[0] != order[1], "the repeats have orders of their own"
+
+
+def test_grids_of_one_length_are_one_block() -> None:
+    """What is compared across kernels is measured together: open tables hold each method's best kernel."""
+    grids = [
+        {**GRID, "kernels": ["flash4"]},
+        {**GRID, "methods": ["te_p2p", "ring"], "kernels": ["cudnn", "flash4"]},
+    ]
+    blocks = configs.blocks(configs.from_data({**SMALL, "grids": grids}, "c"))
+    assert len(blocks) == 4
+    for block in blocks:
+        assert len({(c.seqlen_global, c.phase) for c in block}) == 1
+        assert len(set(block)) == len(block) == 6
 
 
 def test_a_changed_question_is_another_job(tmp_path: Path) -> None:
@@ -81,14 +101,15 @@ def test_a_job_is_read_back_equal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"methods": ["rnig"]}, "did you mean 'ring'?"),
-        ({"method": ["ring"]}, "did you mean 'methods'?"),
-        ({"seqlen_global": []}, "seqlen_global is empty"),
-        ({"seqlen_global": ["many"]}, "must be a whole number"),
+        (with_grid(methods=["rnig"]), "did you mean 'ring'?"),
+        (with_grid(method=["ring"]), "did you mean 'methods'?"),
+        (with_grid(seqlen_global=[]), "seqlen_global is empty"),
+        (with_grid(seqlen_global=["many"]), "must be a whole number"),
         ({"mesh": {"nodes": 1, "gpu": 2}}, "did you mean 'gpus'?"),
         ({"campaign": "../up"}, "names a folder"),
-        ({"phases": ["fwd_bw"]}, "did you mean 'fwd_bwd'?"),
-        ({"shapes": [{"num_heads_q": 5, "num_heads_kv": 2}]}, "does not divide"),
+        ({"grid": [GRID]}, "did you mean 'grids'?"),
+        (with_grid(phases=["fwd_bw"]), "did you mean 'fwd_bwd'?"),
+        (with_grid(shapes=[{"num_heads_q": 5, "num_heads_kv": 2}]), "does not divide"),
         ({"measure": {"warmpu": 3}}, "did you mean 'warmup'?"),
     ],
 )

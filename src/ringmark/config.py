@@ -7,7 +7,6 @@ its errors and config/README.md speak of the same keys.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -36,17 +35,29 @@ class Measure:
 
 
 @dataclass(frozen=True)
+class Grid:
+    """Every combination of these is a cell; the bound is added for each kernel."""
+
+    methods: list[str]
+    seqlen_global: list[int]
+    shapes: list[Shape]
+    phases: list[Phase] = field(default_factory=lambda: ["fwd", "fwd_bwd"])
+    kernels: list[str] = field(default_factory=lambda: ["auto"])
+
+    def __post_init__(self) -> None:
+        for name in ("methods", "seqlen_global", "shapes", "phases", "kernels"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} is empty: list at least one")
+
+
+@dataclass(frozen=True)
 class Config:
     """A campaign: a named set of cells run on one cluster with one image on one date."""
 
     campaign: str
     mesh: MeshShape
-    methods: list[str]
-    seqlen_global: list[int]
-    shapes: list[Shape]
+    grids: list[Grid]
     title: str = ""
-    phases: list[Phase] = field(default_factory=lambda: ["fwd", "fwd_bwd"])
-    kernels: list[str] = field(default_factory=lambda: ["auto"])
     device: job.Device = "auto"
     virtual_nodes: bool = False
     cluster: str | None = None
@@ -60,9 +71,8 @@ class Config:
     def __post_init__(self) -> None:
         if not self.campaign.replace("-", "").replace("_", "").replace(".", "").isalnum():
             raise ValueError(f"campaign {self.campaign!r} names a folder: use letters, digits, - _ and .")
-        for name in ("methods", "seqlen_global", "shapes", "phases", "kernels"):
-            if not getattr(self, name):
-                raise ValueError(f"{name} is empty: list at least one")
+        if not self.grids:
+            raise ValueError("grids is empty: list at least one")
         if self.repeats < 1 or self.cells_per_job < 1:
             raise ValueError("repeats and cells_per_job are at least 1")
 
@@ -81,15 +91,16 @@ def read(path: Path) -> Config:
 def from_data(data: object, where: str) -> Config:
     """A config from plain data, as Snakemake hands it over."""
     config = schema.load(Config, data, where)
-    rows(config)
+    for grid in config.grids:
+        rows(grid)
     return config
 
 
-def rows(config: Config) -> list[str]:
-    """The table rows of a campaign: methods with options; 'native' and 'peers' mean all there are."""
+def rows(grid: Grid) -> list[str]:
+    """The table rows of a grid: methods with options; 'native' and 'peers' mean all there are."""
     known = {*catalog.native_names(), *catalog.peer_names()}
     named: list[str] = []
-    for entry in config.methods:
+    for entry in grid.methods:
         if entry == "native":
             named += catalog.native_names()
         elif entry == "peers":
@@ -102,16 +113,16 @@ def rows(config: Config) -> list[str]:
     return list(dict.fromkeys([BOUND, *named]))  # the bound is measured in every campaign
 
 
-def blocks(config: Config) -> Iterator[list[Cell]]:
-    """Cells that a reader compares, together: same length, shape, phase and kernel, all methods."""
-    for shape, seqlen, phase, kernel in product(
-        config.shapes, config.seqlen_global, config.phases, config.kernels
-    ):
-        block = []
-        for row in rows(config):
-            method, options = parse_row(row)
-            block.append(Cell(method, seqlen, shape, phase, config.mesh, kernel, options))
-        yield block
+def blocks(config: Config) -> list[list[Cell]]:
+    """Cells that a reader compares, together: same shape, length and phase, over all grids and kernels."""
+    found: dict[tuple[Shape, int, Phase], dict[Cell, None]] = {}
+    for grid in config.grids:
+        for shape, seqlen, phase in product(grid.shapes, grid.seqlen_global, grid.phases):
+            block = found.setdefault((shape, seqlen, phase), {})
+            for row, kernel in product(rows(grid), grid.kernels):
+                method, options = parse_row(row)
+                block[Cell(method, seqlen, shape, phase, config.mesh, kernel, options)] = None
+    return [list(block) for block in found.values()]
 
 
 def cells(config: Config) -> list[Cell]:
