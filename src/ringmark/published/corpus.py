@@ -10,6 +10,7 @@ from ringmark.published.claim import Claim
 from ringmark.published.fit import Reading, Shape, rate_of, read_table, said_shape
 from ringmark.published.rows import Row, Series, Table, rows_of, series_of, tables_of
 
+FITTED = 0.003  # two shape constants nearer than this are one
 FINE = 0.01  # half the width of a printed number over the number
 
 
@@ -81,15 +82,48 @@ class Corpus:
             for row in table.rows
         }
 
+    def constant(self, row: Row) -> float | None:
+        """K of a row's table, where its rates and times share one."""
+        return self._constants.get(row)
+
+    def work(self, row: Row, phase: str, constant: float) -> float:
+        """What a rate in TFLOP/s is divided into to give a time in ms."""
+        return rate_of(constant, 1.0, row.seqlen_global, row.first.batch or 1, phase)
+
     def fine_time_ms(self, row: Row, phase: str) -> float | None:
         """A row's time: as printed, or from its rate where the printed time has too few digits to compare."""
         time = row.time_ms(phase)
         if time is not None and time.relative_half_width < FINE:
             return time.mid
-        rate, constant = row.find("rate", phase), self._constants.get(row)
+        rate, constant = row.find("rate", phase), self.constant(row)
         if rate is None or rate.value is None or constant is None:
             return None
-        return rate_of(constant, 1.0, row.seqlen_global, row.first.batch or 1, phase) / rate.value
+        return self.work(row, phase, constant) / rate.value
+
+    def fitted_shape(self, row: Row) -> Shape | None:
+        """The shape, said in full elsewhere, that a row's rate and time agree with."""
+        constant = self.constant(row)
+        if constant is None:
+            return None
+        return next((s for s in self.shapes if abs(s.constant / constant - 1) < FITTED), None)
+
+    def contradicts_shape(self, row: Row) -> bool:
+        """Whether a row's rate and time agree with another shape than the one printed beside them."""
+        first, constant = row.first, self.constant(row)
+        heads, dim, world = first.num_heads_q, first.head_dim_known, first.world_known
+        if row not in self._paired:
+            return False
+        if constant is None:
+            return True
+        if heads is None or dim is None or world is None:
+            return False
+        masks = (0.5, 1.0) if first.causal is None else (0.5 if first.causal else 1.0,)
+        return all(abs(heads * dim * mask / world / constant - 1) >= FITTED for mask in masks)
+
+    @cached_property
+    def _paired(self) -> set[Row]:
+        """The rows whose table has rates beside times."""
+        return {row for _, reading in self.readings for row, _, _ in reading.spans}
 
     def settings(self, source_file: str, metric: str) -> list[Claim]:
         return [

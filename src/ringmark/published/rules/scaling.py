@@ -8,6 +8,7 @@ leaves, so that a coarse print cannot make a finding.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -64,7 +65,7 @@ def _slope(first: _Point, second: _Point) -> Span:
 def _check_curve(series: Series, phase: str, points: list[_Point]) -> Iterator[Finding]:
     pairs = [
         (a, b, _slope(a, b))
-        for a, b in zip(points[:-1], points[1:])
+        for a, b in itertools.pairwise(points)
         if b.row.seqlen_global > a.row.seqlen_global
     ]
     for a, b, slope in pairs:
@@ -86,7 +87,7 @@ def _check_curve(series: Series, phase: str, points: list[_Point]) -> Iterator[F
                 [a.claim.where, b.claim.where],
                 _words(a, b, slope) + "; more work and more bytes cannot take less time on the same machine",
             )
-    for (a, b, before), (_, c, after) in zip(pairs[:-1], pairs[1:]):
+    for (a, b, before), (_, c, after) in itertools.pairwise(pairs):
         if before.low - after.high > _BEND_NOTE:
             make = suspect if before.low - after.high > _BEND_SUSPECT else note
             yield make(

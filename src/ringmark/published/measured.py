@@ -1,0 +1,116 @@
+"""What was measured, as a verdict needs it: one row for each cell of a campaign, its repeats folded."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ringmark import record as records
+from ringmark.errors import UserError
+from ringmark.record import Record
+from ringmark.stats import quantile
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A cell as measured; without a time, its status says why."""
+
+    method: str
+    seqlen_global: int
+    phase: str
+    status: str
+    options: dict[str, str] = field(default_factory=dict)
+    batch: int = 1
+    num_heads_q: int = 40
+    num_heads_kv: int = 40
+    head_dim: int = 128
+    causal: bool = True
+    dtype: str = "bf16"
+    nodes: int = 1
+    gpus_per_node: int = 1
+    device: str | None = None
+    kernel: str | None = None
+    time_ms: float | None = None
+    tflops_per_gpu: float | None = None
+    mem_peak_mib: float | None = None
+    reason: str = ""
+    source: str = ""
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def setting(self) -> tuple[object, ...]:
+        """What two rows must share for their ratio to be one between methods."""
+        shape = (self.batch, self.num_heads_q, self.num_heads_kv, self.head_dim, self.causal, self.dtype)
+        return (
+            *shape,
+            self.seqlen_global,
+            self.phase,
+            self.nodes,
+            self.gpus_per_node,
+            self.device,
+            self.kernel,
+        )
+
+    @property
+    def where(self) -> str:
+        return f"{self.nodes}x{self.gpus_per_node} {self.device or 'device unknown'}"
+
+
+def from_record(found: Record) -> Measured:
+    """One record as a row."""
+    cell, ran, passed = found.cell, found.ran, found.timing is not None and found.memory is not None
+    return Measured(
+        method=cell.method,
+        seqlen_global=cell.seqlen_global,
+        phase=cell.phase,
+        status=found.status.value,
+        options={key: str(value).lower() for key, value in cell.options.items()},
+        batch=cell.shape.batch,
+        num_heads_q=cell.shape.num_heads_q,
+        num_heads_kv=cell.shape.num_heads_kv,
+        head_dim=cell.shape.head_dim,
+        causal=cell.shape.causal,
+        dtype=cell.shape.dtype,
+        nodes=cell.mesh.nodes,
+        gpus_per_node=cell.mesh.gpus,
+        device=ran.device if ran else None,
+        kernel=ran.kernel if ran else None,
+        time_ms=found.timing.headline.summary.median if passed and found.timing else None,
+        tflops_per_gpu=found.timing.tflops_per_gpu if passed and found.timing else None,
+        mem_peak_mib=found.memory.peak_mib if passed and found.memory else None,
+        reason=found.failure.reason if found.failure else "",
+        source=str(found.path),
+    )
+
+
+def read_campaign(folder: Path) -> list[Measured]:
+    """The rows of a campaign's records."""
+    paths = sorted((folder / "records").rglob("*.json"))
+    if not paths:
+        raise UserError(f"{folder} holds no records: name a campaign's folder, such as results/<campaign>")
+    return fold_repeats([from_record(records.read(path)) for path in paths])
+
+
+def fold_repeats(rows: Sequence[Measured]) -> list[Measured]:
+    """One row for each cell: the median over the repeats that passed; where none did, the first of them."""
+    groups: dict[tuple[object, ...], list[Measured]] = defaultdict(list)
+    for row in rows:
+        cell = row.setting if row.status == "passed" else (*row.setting[:-2], None, None)
+        groups[(row.method, tuple(sorted(row.options.items())), cell)].append(row)
+    folded = []
+    for group in groups.values():
+        if group[0].status != "passed":
+            folded.append(group[0])
+            continue
+        values = {
+            name: quantile([x for row in group if (x := getattr(row, name)) is not None], 0.5)
+            for name in ("time_ms", "tflops_per_gpu", "mem_peak_mib")
+            if any(getattr(row, name) is not None for row in group)
+        }
+        folded.append(Measured(**{**vars(group[0]), **values}))
+    return folded
