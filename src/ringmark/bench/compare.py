@@ -33,7 +33,7 @@ class Answer:
 
 @dataclass
 class Norms:
-    """Squared norms (parts x heads) of one tensor on this rank; how many rows a part has; what is no number."""
+    """Squared norms (parts x heads) of one tensor on this rank, the rows of a part, what is no number."""
 
     difference: torch.Tensor
     reference: torch.Tensor

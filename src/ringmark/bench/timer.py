@@ -114,9 +114,10 @@ def _mark(mesh: Mesh) -> torch.cuda.Event | float:
 
 
 def _between_ms(before: torch.cuda.Event | float, after: torch.cuda.Event | float) -> float:
-    if isinstance(before, float) or isinstance(after, float):
-        assert isinstance(before, float) and isinstance(after, float)
+    if isinstance(before, float):
+        assert isinstance(after, float)
         return (after - before) * 1e3
+    assert not isinstance(after, float)
     return float(before.elapsed_time(after))
 
 
