@@ -16,7 +16,7 @@ FROM ${BASE_IMAGE} AS build
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # 80 is A100, 90 is H100 and H200; fewer architectures build faster.
 ARG CUDA_ARCHS="80;90"
-# One nvcc of flash-attn takes up to 5 GB of memory.
+# Compilers at once; each takes several GB of memory.
 ARG MAX_JOBS=8
 # The base pins its own flash-attn and Transformer Engine through PIP_CONSTRAINT; ours replace them.
 ENV PIP_CONSTRAINT="" PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1

@@ -198,13 +198,14 @@ def convert_argvs(
         return [["enroot", "import", "--output", str(archive), f"{scheme}://{tag}"]]
     if builder == "docker":
         return [["apptainer", "build", "--force", str(archive), f"docker-daemon:{tag}"]]
-    bundle = archive.with_suffix(".oci.tar")
+    bundle = bundle_of(archive)
     save = {
         "podman": ["podman", "save", "--format", "oci-archive", "--output", str(bundle), tag],
         "buildah": ["buildah", "push", tag, f"oci-archive:{bundle}"],
     }[builder]
-    return [
-        save,
-        ["apptainer", "build", "--force", str(archive), f"oci-archive:{bundle}"],
-        ["rm", str(bundle)],
-    ]
+    return [save, ["apptainer", "build", "--force", str(archive), f"oci-archive:{bundle}"]]
+
+
+def bundle_of(archive: Path) -> Path:
+    """The file through which an image gets from podman's or buildah's store to apptainer."""
+    return archive.with_suffix(".oci.tar")

@@ -64,8 +64,12 @@ def run(args: argparse.Namespace) -> int:
     packages = args.out.with_suffix(".packages.json")
     bill = image.bill_of_materials(package_list(builder, tag), image_id)
     write_atomic(packages, json.dumps(bill, indent=1) + "\n")
-    for argv in converts:
-        _run(argv)
+    if archive:
+        try:
+            for argv in converts:
+                _run(argv)
+        finally:
+            image.bundle_of(archive).unlink(missing_ok=True)
     built = image.Image(
         target=args.target,
         reference=tag,

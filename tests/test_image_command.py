@@ -1,0 +1,166 @@
+"""`ringmark image` with stand-ins for the builders: what they are asked, and what is written down."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringmark import image
+
+ROOT = Path(__file__).parents[1]
+DIGEST = "sha256:" + hashlib.sha256(b"a base").hexdigest()
+IMAGE_ID = "sha256:" + hashlib.sha256(b"an image").hexdigest()
+# Logs its words; answers each question as the real program does.
+STAND_IN = """#!{python}
+import json, os, sys
+words = sys.argv[1:]
+with open(os.environ["ASKED"], "a") as log:
+    log.write(json.dumps([os.path.basename(sys.argv[0]), *words]) + "\\n")
+if os.environ.get("FAIL") == words[0]:
+    sys.exit(7)
+if "--iidfile" in words:
+    open(words[words.index("--iidfile") + 1], "w").write("{image_id}")
+if "inspect" in words:
+    print("{digest}" if "{{{{.FromImageDigest}}}}" in words else "registry.example/name@{digest}")
+if words[0] == "info":
+    print(os.environ.get("DRIVER", "[[Backing Filesystem extfs]]"))
+if "pip" in words:
+    print(json.dumps([{{"name": "torch", "version": "2.4.0"}}]))
+for word in words:
+    file = word.removeprefix("oci-archive:")
+    if file.endswith((".sif", ".sqsh", ".oci.tar")):
+        open(file, "a").write("archive")
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A checkout with the image's files, and a folder for stand-ins; `make` puts one there."""
+    for name in image.inputs(ROOT):
+        if not name.startswith("src/") and (ROOT / name).exists():
+            (tmp_path / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / "checkout" / name)
+    (tmp_path / "bin").mkdir()
+    return tmp_path
+
+
+def ringmark_image(place, *words, programs=("docker",), **variables):
+    """Run the command; gives (finished process, what the stand-ins were asked, what was written)."""
+    for name in programs:
+        text = STAND_IN.format(python=sys.executable, image_id=IMAGE_ID, digest=DIGEST)
+        (place / "bin" / name).write_text(text)
+        (place / "bin" / name).chmod(0o755)
+    asked = place / "asked"
+    asked.write_text("")
+    env = {"PATH": str(place / "bin"), "ASKED": str(asked), "PYTHONPATH": str(ROOT / "src"), **variables}
+    argv = [sys.executable, "-m", "ringmark.cli", "image", *words]
+    done = subprocess.run(argv, cwd=place / "checkout", env=env, capture_output=True, text=True)
+    result = place / "checkout" / image.RESULT
+    written = json.loads(result.read_text()) if result.exists() else None
+    return done, [json.loads(line) for line in asked.read_text().splitlines()], written
+
+
+@pytest.mark.parametrize("builder", image.BUILDERS)
+def test_the_base_is_pinned_at_the_first_pull_and_never_pulled_by_tag_again(place, builder):
+    base = image.default_base((ROOT / "Dockerfile").read_text(), "runtime")
+    done, asked, written = ringmark_image(place, programs=[builder])
+    assert done.returncode == 0, done.stderr
+    assert [builder, "pull", base] in asked
+    assert written["base"] == f"{base}@{DIGEST}"
+    assert written["image_id"] == IMAGE_ID
+    assert f"{base}@{DIGEST}" in (place / "checkout" / image.PINS).read_text().splitlines()
+    assert "first pull" in done.stderr
+    build = next(words for words in asked if "--iidfile" in words)
+    assert f"BASE_IMAGE={base}@{DIGEST}" in build
+    assert build[1] == {"docker": "build", "podman": "build", "buildah": "bud"}[builder]
+    done, asked, _ = ringmark_image(place, programs=[builder])
+    assert done.returncode == 0
+    assert not [words for words in asked if "pull" in words]
+
+
+def test_the_packages_are_written_as_a_bill_of_materials(place):
+    _, _, written = ringmark_image(place, "--target", "cpu", programs=["podman"])
+    assert written["target"] == "cpu"
+    bill = json.loads((place / "checkout" / written["packages"]).read_text())
+    assert bill["components"][0]["purl"] == "pkg:pypi/torch@2.4.0"
+
+
+def test_attestations_are_asked_for_where_the_builder_keeps_them(place):
+    _, asked, written = ringmark_image(place, DRIVER="[[driver-type io.containerd.snapshotter.v1]]")
+    build = next(words for words in asked if "--iidfile" in words)
+    assert {"--sbom=true", "--provenance=mode=max"} <= set(build)
+    assert written["attestations"] == "sbom and provenance"
+    _, asked, written = ringmark_image(place)
+    assert "--sbom=true" not in next(words for words in asked if "--iidfile" in words)
+    assert written["attestations"].startswith("none")
+
+
+@pytest.mark.parametrize(
+    ("builder", "runtime", "kind", "source"),
+    [
+        ("docker", "apptainer", "sif", "docker-daemon:localhost/x:1"),
+        ("podman", "apptainer", "sif", "oci-archive:build/image.oci.tar"),
+        ("buildah", "apptainer", "sif", "oci-archive:build/image.oci.tar"),
+        ("docker", "enroot", "sqsh", "dockerd://localhost/x:1"),
+        ("podman", "pyxis", "sqsh", "podman://localhost/x:1"),
+    ],
+)
+def test_a_file_for_the_runtime_is_made_from_the_image(place, builder, runtime, kind, source):
+    tool = "apptainer" if kind == "sif" else "enroot"
+    done, asked, written = ringmark_image(
+        place, "--runtime", runtime, "--tag", "localhost/x:1", programs=[builder, tool]
+    )
+    assert done.returncode == 0, done.stderr
+    assert written["archive"] == f"build/image.{kind}"
+    assert (place / "checkout" / written["archive"]).exists()
+    assert source in next(words for words in asked if words[0] == tool)
+    assert not list((place / "checkout/build").glob("*.oci.tar"))
+
+
+def test_auto_passes_over_a_docker_without_its_daemon(place):
+    done, _, written = ringmark_image(place, programs=["docker", "podman"], FAIL="info")
+    assert done.returncode == 0, done.stderr
+    assert written["builder"] == "podman"
+
+
+@pytest.mark.parametrize(
+    ("words", "programs", "variables", "told"),
+    [
+        ([], [], {}, "install one"),
+        (["--builder", "buildah"], ["podman"], {}, "choose --builder podman"),
+        (["--runtime", "apptainer"], ["docker"], {}, "apptainer is not here"),
+        (["--runtime", "enroot"], ["buildah", "enroot"], {}, "install podman"),
+        ([], ["docker"], {"FAIL": "build"}, "exit status 7"),
+        ([], ["docker"], {"FAIL": "pull"}, "exit status 7"),
+        (["--runtime", "bare"], ["docker"], {}, "invalid choice"),
+    ],
+)
+def test_what_cannot_be_built_is_told_in_one_sentence(place, words, programs, variables, told):
+    done, _, written = ringmark_image(place, *words, programs=programs, **variables)
+    assert done.returncode == 2
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ringmark: ")
+    assert told in last
+    assert "Traceback" not in done.stderr
+    assert written is None
+
+
+def test_a_dry_run_starts_nothing(place):
+    done, asked, written = ringmark_image(place, "--dry-run")
+    assert done.returncode == 0
+    assert [words[1] for words in asked] == ["info"] * len(asked)
+    assert written is None
+    assert "--target runtime" in done.stdout
+
+
+def test_a_damaged_pin_is_told_with_its_line(place):
+    with open(place / "checkout" / image.PINS, "a") as pins:
+        pins.write("nvcr.io/nvidia/pytorch:24.07-py3@sha256:short\n")
+    done, asked, _ = ringmark_image(place)
+    assert done.returncode == 2
+    assert "line 4" in done.stderr
+    assert not [words for words in asked if "pull" in words]
