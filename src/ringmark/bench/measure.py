@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ringmark import flops, kernels, methods, peers
-from ringmark.bench import check, environment, memory, profile, timer
+from ringmark.bench import check, environment, memory, timer
 from ringmark.bench import problem as problems
 from ringmark.bench.progress import Reporter
 from ringmark.cell import Cell
@@ -57,6 +57,8 @@ def measure_cell(
     used = memory.measure(body, problem, mesh)
     profiled = None
     if asked.profile:
+        from ringmark.bench import profile
+
         reporter.at("profile")
         profiled = profile.profile(body, mesh, item.out)
     ran = what_ran(cell, method, kernel, mesh, run_id, order, started_at, sent)
@@ -101,7 +103,10 @@ def refusal_of(method: Method, cell: Cell) -> Refusal | None:
     if reason:
         return Status.UNAVAILABLE, reason
     reason = method.unsupported(cell)
-    return (Status.UNSUPPORTED, reason) if reason else None
+    if reason:
+        return Status.UNSUPPORTED, reason
+    missing = kernels.availability().get(cell.kernel)
+    return (Status.UNAVAILABLE, f"kernel {cell.kernel}: {missing}") if missing else None
 
 
 def iteration(cell: Cell, method: Method, problem: problems.Problem) -> Callable[[], None]:
