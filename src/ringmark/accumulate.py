@@ -1,7 +1,7 @@
 """Local sums over the stops of a route, piece by piece: float32 while a piece is under way, rounded once.
 
 An accumulator exists from the first stop of its piece to the last, so pieces that follow each other share
-one allocation. A stop that meets nothing is told as well (part None): it may be the last.
+one allocation. A stop that meets nothing is told as well (without a part): it may be the last.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 from ringmark.comm.route import Stop
 from ringmark.kernels.merge import add_, fold_, wide
 
+NOTHING = slice(0, 0)
 Part = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -23,7 +24,7 @@ class Output:
         self.lse = torch.empty(batch, heads, seqlen, dtype=wide(q.dtype), device=q.device)
         self._sums: dict[int, torch.Tensor] = {}
 
-    def fold(self, stop: Stop, heads: slice, rows: slice, part: Part | None) -> None:
+    def fold(self, stop: Stop, heads: slice, rows: slice = NOTHING, part: Part | None = None) -> None:
         """Fold what `rows` of `heads` see at this stop; the first stop of a piece is its whole own pair."""
         out, lse = self.out[:, :, heads], self.lse[:, heads]
         if stop.first:
@@ -39,7 +40,7 @@ class Output:
         if stop.last:
             sums = self._sums.pop(stop.piece)
             if not stop.first:
-                _round_rest(out, sums, rows if part is not None else slice(0, 0))
+                _round_rest(out, sums, rows)
 
 
 class Gradient:
@@ -49,7 +50,7 @@ class Gradient:
         self.result = torch.empty_like(tensor, memory_format=torch.contiguous_format)
         self._sums: dict[int, torch.Tensor] = {}
 
-    def add(self, stop: Stop, heads: slice, rows: slice, part: torch.Tensor | None) -> None:
+    def add(self, stop: Stop, heads: slice, rows: slice = NOTHING, part: torch.Tensor | None = None) -> None:
         """Add what `rows` of `heads` get at this stop."""
         result = self.result[:, :, heads]
         if stop.first:

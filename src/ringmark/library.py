@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from typing import Any
 
 import torch
@@ -22,7 +23,17 @@ DTYPE_NAMES = {
 
 def mesh(nodes: int = 1, device: torch.device | None = None) -> Mesh:
     """The ranks of this torchrun world as nodes x gpus; joins the process group if nobody has."""
-    return start(nodes, device=device)
+    joined = dist.is_initialized()
+    made = start(nodes, device=device)
+    if not joined and dist.is_initialized():
+        # A rank that just ends tears connections down under ranks that are still at work.
+        atexit.register(_leave)
+    return made
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 class Attention:

@@ -32,6 +32,13 @@ WIRES = ("auto", "native", "float32")
 ALL = slice(None)
 
 
+def wire_dtypes(native: torch.dtype, wire: str) -> tuple[torch.dtype, torch.dtype]:
+    """What inner and outer hops carry."""
+    if wire not in WIRES:
+        raise ValueError(f"wire is {wire!r}: choose one of {', '.join(WIRES)}")
+    return native if wire == "native" else wide(native), wide(native) if wire == "float32" else native
+
+
 class Homeward:
     """Brings home sums for every piece, each into its view of the results."""
 
@@ -40,8 +47,7 @@ class Homeward:
         native = results[0][0].dtype
         self.route, self.results = route, results
         self.wide = wide(native)
-        self.inner_dtype = native if wire == "native" else self.wide
-        self.outer_dtype = self.wide if wire == "float32" else native
+        self.inner_dtype, self.outer_dtype = wire_dtypes(native, wire)
         self._own: dict[int, Parcel] = {}  # the own pair's contribution
         self._kept: dict[int, Parcel] = {}  # the own window's, one gpu before home
         self._trailing: Hop | None = None  # this window's, behind the block

@@ -18,6 +18,6 @@ def load(name: str) -> type[Method]:
     """The class of a method by its name."""
     if name not in names():
         raise UserError(f"there is no method {name!r}: {nearest(name, names())}")
-    found = importlib.import_module(f"{__name__}.{name}").Method
+    found: type[Method] = importlib.import_module(f"{__name__}.{name}").Method
     assert issubclass(found, Method)
     return found

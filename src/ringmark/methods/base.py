@@ -75,7 +75,8 @@ class Method:
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """This rank's rows of the attention output, differentiable."""
         scale = self.scale if self.scale is not None else q.shape[-1] ** -0.5
-        return _Attention.apply(self, q, k, v, scale)  # type: ignore[no-any-return]
+        out: torch.Tensor = _Attention.apply(self, q, k, v, scale)  # type: ignore[no-untyped-call]
+        return out
 
     __call__ = forward
 
@@ -91,10 +92,15 @@ class _Attention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, dout: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, dout: torch.Tensor) -> Any:
         q, k, v, out, lse = ctx.saved_tensors
         dq, dk, dv = ctx.method.gradients(dout.contiguous(), q, k, v, out, lse, ctx.scale)
         return None, dq, dk, dv, None
+
+
+def delta_for(kernel: Kernel, dout: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+    """What a kernel is handed as delta; one that takes out instead does not read it, so it costs nothing."""
+    return lse if kernel.needs_out else row_dot(dout, out)
 
 
 def row_dot(dout: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

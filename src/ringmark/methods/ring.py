@@ -25,8 +25,6 @@ from ringmark.geometry import Meeting, meeting
 from ringmark.kernels.base import Kernel
 from ringmark.methods import base
 
-NOTHING = slice(0, 0)
-
 
 class Method(base.Method):
     """Ring attention; the methods that circulate K and V another way are this one with other attributes."""
@@ -60,7 +58,7 @@ class Method(base.Method):
         for stop in self.blocks.travel([(k[:, :, group.kv], v[:, :, group.kv]) for group in groups]):
             group, meet = groups[stop.piece], self.meeting(self.mesh.rank, stop.source, q)
             if meet is None:
-                total.fold(stop, group.q, NOTHING, None)
+                total.fold(stop, group.q)
                 continue
             keys, values = (tensor[:, meet.keys] for tensor in stop.tensors)
             queries = q[:, meet.queries, group.q]
@@ -78,14 +76,14 @@ class Method(base.Method):
         lse: torch.Tensor,
         scale: float,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        groups, delta = self.groups(q, k), base.row_dot(dout, out)
+        groups, delta = self.groups(q, k), base.delta_for(self.kernel, dout, out, lse)
         dq, dk, dv = Gradient(q), torch.empty_like(k), torch.empty_like(v)
         home = Homeward(self.sums, [(dk[:, :, g.kv], dv[:, :, g.kv]) for g in groups], self.wire)
         blocks = [(k[:, :, group.kv], v[:, :, group.kv]) for group in groups]
         for stop in self.blocks.travel(blocks, homeward=True):
             group, meet = groups[stop.piece], self.meeting(self.mesh.rank, stop.source, q)
             if meet is None:
-                dq.add(stop, group.q, NOTHING, None)
+                dq.add(stop, group.q)
                 home.add(stop)
                 continue
             rows, keys = (slice(None), meet.queries, group.q), (slice(None), meet.keys)

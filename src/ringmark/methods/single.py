@@ -37,6 +37,6 @@ class Method(base.Method):
         lse: torch.Tensor,
         scale: float,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        delta = base.row_dot(dout, out)
+        delta = base.delta_for(self.kernel, dout, out, lse)
         needed = out if self.kernel.needs_out else None
         return self.kernel.backward(dout, q, k, v, lse, delta, scale, self.masked(), out=needed)
