@@ -11,7 +11,7 @@ DEFAULT_FOLDER = Path("results/published")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("campaign", type=Path, help="a campaign's folder, such as results/h200x8")
+    parser.add_argument("campaign", type=Path, help="a campaign's folder, or its name under results/")
     parser.add_argument("--claims", type=Path, default=DEFAULT_FOLDER / "claims.csv", metavar="CSV")
     parser.add_argument("--tolerances", type=Path, default=DEFAULT_FOLDER / "tolerances.yaml", metavar="YAML")
     parser.add_argument("--device", metavar="NAME", help="the hardware of claims whose source names none")
@@ -29,8 +29,9 @@ def run(args: argparse.Namespace) -> int:
     from ringmark.record import write_atomic
 
     claims, tolerances = read_csv(args.claims), read_tolerances(args.tolerances)
-    found = verdicts(claims, read_campaign(args.campaign), tolerances, args.device)
-    page = to_markdown(found, args.campaign.name)
+    folder = args.campaign if args.campaign.is_dir() else Path("results") / args.campaign
+    found = verdicts(claims, read_campaign(folder), tolerances, args.device)
+    page = to_markdown(found, folder.name)
     if args.out is None:
         sys.stdout.write(page)
         return 0

@@ -52,7 +52,7 @@ def pairs_of(corpus: Corpus) -> Iterator[Pair]:
                 b,
                 row_a,
                 row_b,
-                str(phase),
+                str(of_phase),
                 fast.mid / slow.mid,
                 fast.low / slow.high,
                 fast.high / slow.low,

@@ -94,7 +94,7 @@ def _absolute(
         return say(Outcome.NOT_COMPARABLE, "the rate does not follow from the printed shape (see the audit)")
     rows = speakers(asked, measured)
     if not rows:
-        return say(Outcome.NOT_MEASURED, f"no record of {_cell(asked)}")
+        return say(Outcome.NOT_MEASURED, f"no record of {_cell(asked)} at this length, phase and shape")
     best, value = rows[0], _value(claim, rows[0])
     place: _Place = {"measured": value, "measured_on": best.where, "records": best.source}
     reason = _machine_differs(asked, claim, best, device)
@@ -116,7 +116,7 @@ def _absolute(
 
 def _cell(asked: Wanted) -> str:
     options = "".join(f"+{key}={value}" for key, value in asked.system.options.items())
-    return f"{asked.system.method}{options} at this length, phase and shape"
+    return f"{asked.system.method}{options}"
 
 
 def _machine_differs(asked: Wanted, claim: Claim, row: Measured, device: str | None) -> str | None:
@@ -155,7 +155,7 @@ def _status(claim: Claim, row: Measured, say: _Say, place: _Place) -> Verdict:
 
 
 def _no_value(row: Measured, say: _Say, place: _Place) -> Verdict:
-    """A cell tried here that has no time: out of memory and wrong answers count, a missing library does not."""
+    """A cell tried here that has no time: running out of memory counts, a missing library does not."""
     if row.status in ("oom", "unsupported", "wrong"):
         return say(Outcome.NOT_REPRODUCED, f"a number there, {row.status} here: {row.reason}", **place)
     return say(Outcome.NOT_MEASURED, f"the record is {row.status}: {row.reason}", **place)
@@ -187,7 +187,7 @@ def _ratio(corpus: Corpus, pair: Pair, measured: Sequence[Measured], tolerances:
         missing = [_cell(one) for one in (over, under) if not any(r.time_ms for r in speakers(one, measured))]
         return say(
             Outcome.NOT_MEASURED,
-            f"no time of {' nor of '.join(missing)}"
+            f"no time of {' nor of '.join(missing)} at this length, phase and shape"
             if missing
             else "no two records of one setting and kernel",
         )
