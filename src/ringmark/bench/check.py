@@ -11,7 +11,6 @@ is nan or infinite is never right.
 
 from __future__ import annotations
 
-import math
 import random
 import time
 
@@ -29,7 +28,6 @@ from ringmark.record import Asked, Check, TensorError
 ROWS_PER_PART = 16
 EVERY_ROW_UP_TO = 512  # query rows of the whole sequence: up to here all of them are checked
 FLOAT64_UP_TO = 1 << 33  # rows x keys x width: a reference this small is float64 for every dtype
-KERNEL_FACTOR = 2.0
 
 
 class InputsChangedError(RuntimeError):
@@ -43,14 +41,13 @@ def check(cell: Cell, method: Method, kernel: Kernel, problem: Problem, mesh: Me
     index = _sample(problem.q.shape[1], mesh, problem.seed).to(mesh.device)
     group = None if problem.private else mesh.group("flat", "bench").process_group
     count = index.numel() * (1 if group is None else mesh.world_size)
-    keys_total = problem.k.shape[1] * (1 if group is None else mesh.world_size)
-    wide, factor = _reference_dtype(cell, count, problem), _dout_factor(cell, keys_total)
+    wide = _reference_dtype(cell, count, problem)
 
     near = _sample(yardstick.prefix(problem), mesh, problem.seed).to(mesh.device)
-    kernel_errors = yardstick.errors(kernel, problem, near, keys_total, wide, scale, factor, mesh)
-    rows = _gathered_rows(problem, index, wide, scale, factor, group)
+    kernel_errors = yardstick.errors(kernel, problem, near, wide, scale, mesh)
+    rows = _gathered_rows(problem, index, wide, scale, group)
     prints = _fingerprints(problem)
-    answer = _answer(method, problem, index, factor)
+    answer = _answer(method, problem, index)
     if _fingerprints(problem) != prints:
         raise InputsChangedError(f"{cell.method} wrote into its inputs q, k or v: they must stay as they are")
     keys = exact.Keys(problem.k, problem.v, problem.positions_k)
@@ -62,6 +59,7 @@ def check(cell: Cell, method: Method, kernel: Kernel, problem: Problem, mesh: Me
     gather.synchronize(mesh)
     ranks = mesh.world_size
     totals = {"out": problem.q.shape[1] * ranks, "dk": problem.k.shape[1] * ranks}
+    roundings = int(method.settings().get("sum_roundings", 0))
     errors = {}
     for name, error in method_errors.items():
         own = kernel_errors[name].relative_error
@@ -70,7 +68,7 @@ def check(cell: Cell, method: Method, kernel: Kernel, problem: Problem, mesh: Me
         errors[name] = TensorError(
             relative_error=error.relative_error,
             kernel_relative_error=own,
-            allowed=max(KERNEL_FACTOR * own, yardstick.ALLOWED_MIN[cell.shape.dtype]),
+            allowed=yardstick.allowed(name, own, cell.shape.dtype, roundings),
             rows_checked=index.numel() * ranks if by_rows else total,
             rows_total=total,
             worst_rank=error.rank,
@@ -101,20 +99,11 @@ def _reference_dtype(cell: Cell, count: int, problem: Problem) -> torch.dtype:
     return torch.float32
 
 
-def _dout_factor(cell: Cell, keys_total: int) -> float:
-    """fp16 has no small numbers: few rows of dout over many keys give gradients below its normal range, where
-    those of a real iteration are not. Gradients are linear in dout: scale it, by a power of two."""
-    if cell.shape.dtype != "fp16":
-        return 1.0
-    return 2.0 ** min(10, max(0, math.ceil(math.log2(max(1, keys_total / 64)))))
-
-
 def _gathered_rows(
     problem: Problem,
     index: torch.Tensor,
     wide: torch.dtype,
     scale: float,
-    factor: float,
     group: dist.ProcessGroup | None,
 ) -> exact.Rows:
     """Every rank's sampled rows, on every rank that shares its keys with them."""
@@ -129,13 +118,27 @@ def _gathered_rows(
     q = problem.q.detach()[:, index].to(wide).contiguous()
     dout = None
     if problem.dout is not None:
-        # Rounded as the method will see it.
-        dout = everywhere((problem.dout[:, index] * factor).to(wide).contiguous(), 1)
-    positions = everywhere(problem.positions_q[index], 0)
-    return exact.Rows(everywhere(q, 1), dout, positions, problem.causal, scale, group)
+        dout = everywhere(_sampled_dout(problem, index).to(wide).contiguous(), 1)
+    positions, visible = (
+        everywhere(tensor, 0) for tensor in (problem.positions_q[index], _visible(problem, index))
+    )
+    return exact.Rows(everywhere(q, 1), dout, positions, visible, problem.causal, scale, group)
 
 
-def _answer(method: Method, problem: Problem, index: torch.Tensor, factor: float) -> compare.Answer:
+def _visible(problem: Problem, index: torch.Tensor) -> torch.Tensor:
+    """How many keys each sampled row sees."""
+    positions = problem.positions_q[index]
+    return positions + 1 if problem.causal else torch.full_like(positions, problem.keys_total)
+
+
+def _sampled_dout(problem: Problem, index: torch.Tensor) -> torch.Tensor:
+    """The rows of dout that are not zero in the check, weighted (exactly: by powers of two)."""
+    assert problem.dout is not None
+    weights = compare.row_weights(_visible(problem, index))
+    return problem.dout[:, index] * weights.to(problem.dout.dtype)[:, None, None]
+
+
+def _answer(method: Method, problem: Problem, index: torch.Tensor) -> compare.Answer:
     """The method's own forward, and its backward from a dout that is zero but for the sampled rows.
 
     The cell's dout lends its memory, so that a check needs no more than an iteration does.
@@ -144,7 +147,7 @@ def _answer(method: Method, problem: Problem, index: torch.Tensor, factor: float
     out = method.forward(problem.q, problem.k, problem.v)
     if problem.dout is None:
         return compare.Answer(out.detach())
-    kept = problem.dout[:, index] * factor
+    kept = _sampled_dout(problem, index)
     problem.dout.zero_()
     problem.dout[:, index] = kept
     torch.autograd.backward(out, problem.dout)

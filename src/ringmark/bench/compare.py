@@ -65,6 +65,15 @@ def halves(seqlen: int) -> list[slice]:
     return [slice(0, seqlen // 2), slice(seqlen // 2, seqlen)]
 
 
+def row_weights(visible: torch.Tensor) -> torch.Tensor:
+    """What makes rows count alike: about the root of the number of keys that a row sees, a power of two.
+
+    The out and dq of a row that averages over n keys are as small as 1 / sqrt(n). Unweighted, a first row
+    that sees two keys (and whose dq is ill-conditioned) would hide a thousand later ones in a common norm.
+    """
+    return torch.exp2(torch.round(torch.log2(visible.to(torch.float64)) / 2))
+
+
 def norms(
     answer: Answer,
     rows: exact.Rows,
@@ -80,7 +89,8 @@ def norms(
     """
     parts = [(index >= half.start) & (index < half.stop) for half in halves(answer.out.shape[1])]
     out, lse = exact.forward(rows, keys)
-    found = {"out": _of_rows(answer.out[:, index], out[:, mine], parts)}
+    weights = row_weights(rows.visible)[mine, None, None]
+    found = {"out": _of_rows(answer.out[:, index].to(out.dtype) * weights, out[:, mine] * weights, parts)}
     found["out"].nonfinite = _nonfinite(answer.out)
     if answer.dq is None or answer.dk is None or answer.dv is None:
         return found

@@ -27,13 +27,15 @@ from ringmark.bench.nvml import absent, ask
 from ringmark.comm.mesh import Mesh
 
 VARIABLE_PREFIXES = ("NCCL_", "TORCH_", "CUDA_", "OMP_", "NVTE_", "PYTORCH_", "GLOO_", "UCX_", "FI_")
-SCHEDULER_IDS = """
-    SLURM_JOB_ID SLURM_STEP_ID SLURM_JOB_PARTITION SLURM_JOB_NUM_NODES PBS_JOBID LSB_JOBID FLUX_JOB_ID
-""".split()
-LIBRARIES = """
-    torch triton flash-attn flash-attn-4 transformer-engine transformer-engine-torch yunchang ring-flash-attn
-    nvidia-cudnn-cu12 nvidia-cudnn-cu13 nvidia-nccl-cu12 nvidia-nccl-cu13 nvidia-ml-py magi-attention numpy
-""".split()
+SCHEDULER_IDS = (
+    *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES"),
+    *("PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID"),
+)
+LIBRARIES = (
+    *("torch", "triton", "numpy", "nvidia-ml-py", "flash-attn", "flash-attn-4", "yunchang", "ring-flash-attn"),
+    *("transformer-engine", "transformer-engine-torch", "magi-attention"),
+    *("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
+)
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 
 

@@ -39,6 +39,7 @@ class Rows:
     q: torch.Tensor
     dout: torch.Tensor | None
     positions: torch.Tensor
+    visible: torch.Tensor  # how many keys each row sees
     causal: bool
     scale: float
     group: dist.ProcessGroup | None

@@ -37,6 +37,7 @@ class Problem:
     positions_q: torch.Tensor  # global token positions of the rows of q, ascending
     positions_k: torch.Tensor
     causal: bool  # the mask that holds for these rows; a private problem has none
+    keys_total: int  # how many keys there are on all ranks that share them
     private: bool  # nothing of other ranks belongs to it
     seed: int
     salt: int = 0  # differs by rank where every rank has a problem of its own
@@ -84,7 +85,8 @@ def make(cell: Cell, method: Method, mesh: Mesh, seed: int, device: torch.device
     v = rows("v", positions_k, shape.num_heads_kv).requires_grad_()
     dout = rows("dout", positions_q, shape.num_heads_q) if cell.phase == "fwd_bwd" else None
     causal = shape.causal and not private
-    return Problem(q, k, v, dout, positions_q, positions_k, causal, private, seed, salt)
+    keys_total = positions_k.numel() * (1 if private else mesh.world_size)
+    return Problem(q, k, v, dout, positions_q, positions_k, causal, keys_total, private, seed, salt)
 
 
 def fill_(target: torch.Tensor, positions: torch.Tensor, key: int) -> torch.Tensor:
