@@ -51,10 +51,10 @@ COPY src /opt/ringmark/package/src
 RUN pip install --no-cache-dir --no-deps --no-build-isolation --no-index /opt/ringmark/package
 WORKDIR /results
 USER 10001:10001
-ARG REVISION=unknown
-ARG CREATED=unknown
-ARG VERSION=unknown
-ENV RINGMARK_IMAGE=runtime RINGMARK_REVISION=${REVISION}
+ARG REVISION=""
+ARG CREATED=""
+ARG VERSION=""
+ENV RINGMARK_IMAGE=runtime RINGMARK_GIT_COMMIT=${REVISION}
 LABEL org.opencontainers.image.title="ringmark" \
       org.opencontainers.image.description="Long-context attention methods measured side by side" \
       org.opencontainers.image.licenses="Apache-2.0" \
@@ -83,10 +83,10 @@ COPY src /opt/ringmark/package/src
 RUN pip install --no-cache-dir --no-deps --no-build-isolation --no-index /opt/ringmark/package
 WORKDIR /results
 USER 10001:10001
-ARG REVISION=unknown
-ARG CREATED=unknown
-ARG VERSION=unknown
-ENV RINGMARK_IMAGE=cpu RINGMARK_REVISION=${REVISION}
+ARG REVISION=""
+ARG CREATED=""
+ARG VERSION=""
+ENV RINGMARK_IMAGE=cpu RINGMARK_GIT_COMMIT=${REVISION}
 LABEL org.opencontainers.image.title="ringmark (cpu)" \
       org.opencontainers.image.description="Long-context attention methods on the CPU, with gloo ranks" \
       org.opencontainers.image.licenses="Apache-2.0" \

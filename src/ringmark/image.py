@@ -36,8 +36,8 @@ class Image:
     image_id: str
     base: str
     builder: Builder
-    revision: str
-    created: str
+    revision: str | None
+    created: str | None
     attestations: str
     packages: str
     archive: str | None = None

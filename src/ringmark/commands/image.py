@@ -50,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
         base = pinned(builder, base, args.dry_run)
     revision, created = source_revision()
     words = {image.BASE_ARGUMENT[args.target]: base, "VERSION": __version__}
-    words.update(REVISION=revision, CREATED=created)
+    if revision and created:
+        words.update(REVISION=revision, CREATED=created)
     attest = image.attestation_options(builder, _docker_driver() if builder == "docker" else "")
     with tempfile.TemporaryDirectory(prefix="ringmark-image-") as folder:
         id_file = Path(folder, "id")
@@ -116,10 +117,10 @@ def package_list(builder: image.Builder, tag: str) -> list[dict[str, str]]:
     return packages
 
 
-def source_revision() -> tuple[str, str]:
+def source_revision() -> tuple[str | None, str | None]:
     """The commit of the checkout (with "-dirty" when it was changed) and when it was made."""
     if not Path(".git").exists():
-        return "unknown", "unknown"
+        return None, None
     commit = _output(["git", "rev-parse", "HEAD"]).strip()
     dirty = _output(["git", "status", "--porcelain", "--", *image.inputs()]).strip()
     created = _output(["git", "show", "--no-patch", "--format=%cI", "HEAD"]).strip()
