@@ -1,0 +1,190 @@
+"""The comparison: methods by rows, lengths by columns; one table for each figure of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ringmark.tables.group import PHASE_TITLES, Group, Line
+from ringmark.tables.numbers import decimals, fixed
+from ringmark.tables.point import NOT_RUN, Point, Span
+from ringmark.tables.table import Entry, Notes, Table, word
+
+Figure = Callable[[Point], "Span | None"]
+
+
+def rate(p: Point) -> Span | None:
+    return p.rate
+
+
+def time_ms(p: Point) -> Span | None:
+    return p.time_ms
+
+
+def rates(group: Group, phase: str) -> Table:
+    """TFLOP/s per GPU with its interval, and the fraction of the bound."""
+    title = f"TFLOP/s per GPU [95% interval] fraction of the bound, {PHASE_TITLES[phase]}"
+    return _spans(group, phase, "tflops", title, rate, more_is_better=True, with_fraction=phase != "bwd")
+
+
+def times(group: Group, phase: str) -> Table:
+    """Milliseconds with their interval."""
+    title = f"ms [95% interval], {PHASE_TITLES[phase]}"
+    return _spans(group, phase, "ms", title, time_ms, more_is_better=False, with_fraction=False)
+
+
+def _spans(
+    group: Group,
+    phase: str,
+    kind: str,
+    title: str,
+    figure: Figure,
+    *,
+    more_is_better: bool,
+    with_fraction: bool,
+) -> Table:
+    notes, columns = Notes(), []
+    for seqlen in _seqlens(group, phase):
+        points = [line.points.get((phase, seqlen)) for line in group.lines]
+        best = best_line(group.lines, points, figure, more_is_better)
+        columns.append(_column(group.lines, points, figure, best, notes, with_fraction))
+    rows = [(word(line.label), *(column[i] for column in columns)) for i, line in enumerate(group.lines)]
+    return Table(
+        name=f"{group.slug}-{phase.replace('_', '-')}-{kind}",
+        title=title,
+        header=("method", *(str(seqlen) for seqlen in _seqlens(group, phase))),
+        rows=tuple(rows),
+        notes=tuple(notes.sentences),
+        last_is_apart=bool(group.lines) and group.lines[-1].is_bound,
+    )
+
+
+def _seqlens(group: Group, phase: str) -> list[int]:
+    return sorted({seqlen for line in group.lines for there, seqlen in line.points if there == phase})
+
+
+def best_line(
+    lines: Sequence[Line], points: Sequence[Point | None], figure: Figure, more_is_better: bool
+) -> int | None:
+    """The line that is best with its interval clear of every other's; None where two overlap.
+
+    The bound does no communication and is no competitor.
+    """
+    spans = [
+        (span, i)
+        for i, (line, p) in enumerate(zip(lines, points))
+        if p is not None and not line.is_bound and (span := figure(p)) is not None
+    ]
+    if len(spans) < 2:
+        return None
+    if more_is_better:
+        top, winner = max(spans, key=lambda pair: pair[0].low)
+        clear = all(span.high < top.low for span, i in spans if i != winner)
+    else:
+        top, winner = min(spans, key=lambda pair: pair[0].high)
+        clear = all(span.low > top.high for span, i in spans if i != winner)
+    return winner if clear else None
+
+
+def _column(
+    lines: Sequence[Line],
+    points: Sequence[Point | None],
+    figure: Figure,
+    best: int | None,
+    notes: Notes,
+    with_fraction: bool,
+) -> list[Entry]:
+    spans = [figure(p) if p is not None else None for p in points]
+    places = decimals([span.value for span in spans if span is not None])
+    entries = []
+    for i, (line, p, span) in enumerate(zip(lines, points, spans)):
+        if p is None:
+            entries.append(word(NOT_RUN))
+        elif span is None:
+            entries.append(Entry(p.status, marks=notes.marks(p.notes)))
+        else:
+            entries.append(
+                Entry(
+                    fixed(span.value, places),
+                    f"[{fixed(span.low, places)}, {fixed(span.high, places)}]",
+                    _fraction(line, p) if with_fraction else "",
+                    is_number=True,
+                    best=i == best,
+                    marks=notes.marks(p.notes),
+                )
+            )
+    return entries
+
+
+def _fraction(line: Line, p: Point) -> str:
+    if line.is_bound:
+        return "bound"
+    return "no bound" if p.fraction is None else fixed(p.fraction, 3)
+
+
+def memory(group: Group, phase: str) -> Table:
+    """Peak memory of the worst rank: above the inputs, and in all."""
+    columns, notes = [], Notes()
+    seqlens = _seqlens(group, phase)
+    for seqlen in seqlens:
+        points = [line.points.get((phase, seqlen)) for line in group.lines]
+        known = [p.memory_above_inputs_mib for p in points if p and p.memory_above_inputs_mib is not None]
+        places = decimals(known, digits=3, most=3)
+        columns.append([_memory_entry(p, places, notes) for p in points])
+    rows = [(word(line.label), *(column[i] for column in columns)) for i, line in enumerate(group.lines)]
+    return Table(
+        name=f"{group.slug}-{phase.replace('_', '-')}-memory",
+        title=f"peak memory above the inputs (and in all), MiB on the highest rank, {PHASE_TITLES[phase]}",
+        header=("method", *(str(seqlen) for seqlen in seqlens)),
+        rows=tuple(rows),
+        notes=tuple(notes.sentences),
+        last_is_apart=bool(group.lines) and group.lines[-1].is_bound,
+    )
+
+
+def _memory_entry(p: Point | None, places: int, notes: Notes) -> Entry:
+    if p is None:
+        return word(NOT_RUN)
+    if p.memory_above_inputs_mib is None or p.memory_peak_mib is None:
+        return Entry(p.status, marks=notes.marks(p.notes))
+    whole = f"({fixed(p.memory_peak_mib, places)})"
+    return Entry(fixed(p.memory_above_inputs_mib, places), extra=whole, is_number=True)
+
+
+def speedups(group: Group, phase: str, bases: Sequence[str]) -> Table | None:
+    """Ratios of medians to one method's, whose own milliseconds stand beside them."""
+    lines = [line for line in group.lines if not line.is_bound]
+    base = next((line for name in bases for line in lines if name in (line.row, line.method)), None)
+    if base is None or len(lines) < 2:
+        return None
+    notes, seqlens = Notes(), _seqlens(group, phase)
+    rows = [
+        (
+            word(line.label),
+            *(
+                _ratio(line, line.points.get((phase, s)), base.points.get((phase, s)), line is base, notes)
+                for s in seqlens
+            ),
+        )
+        for line in lines
+    ]
+    return Table(
+        name=f"{group.slug}-{phase.replace('_', '-')}-speedup",
+        title=f"times faster than {base.label} (its own row: ms), ratio of medians, {PHASE_TITLES[phase]}",
+        header=("method", *(str(seqlen) for seqlen in seqlens)),
+        rows=tuple(rows),
+        notes=tuple(notes.sentences),
+    )
+
+
+def _ratio(line: Line, p: Point | None, base: Point | None, is_base: bool, notes: Notes) -> Entry:
+    if p is None:
+        return word(NOT_RUN)
+    if p.time_ms is None:
+        return Entry(p.status, marks=notes.marks(p.notes))
+    if is_base:
+        return Entry(f"{fixed(p.time_ms.value, decimals([p.time_ms.value]))} ms")
+    if base is None or base.time_ms is None:
+        return word("no base")
+    ratio = base.time_ms.over(p.time_ms)
+    interval = f"[{fixed(ratio.low, 3)}, {fixed(ratio.high, 3)}]"
+    return Entry(fixed(ratio.value, 3), interval, is_number=True)

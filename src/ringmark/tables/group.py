@@ -1,0 +1,166 @@
+"""A group: the cells that may stand in one table: one shape, one mesh, one kernel asked for.
+
+A closed group ran one kernel in one version on one device for every row. An open group takes each method's
+best kernel and settings, and says which.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ringmark.tables.bound import BOUND_METHOD
+from ringmark.tables.cellrow import CellRow
+from ringmark.tables.point import Point, backward, point
+
+Place = tuple[str, int]  # phase, seqlen_global
+PHASE_TITLES = {"fwd_bwd": "forward + backward", "fwd": "forward", "bwd": "backward, derived"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of tables: a method with its options, and its points."""
+
+    row: str
+    method: str
+    label: str
+    implementation: str
+    points: dict[Place, Point]
+
+    @property
+    def is_bound(self) -> bool:
+        return self.method == BOUND_METHOD
+
+
+@dataclass(frozen=True)
+class Group:
+    """Lines that are compared with each other."""
+
+    shape: str
+    mesh: str
+    kernel: str  # as asked; "best" in an open group
+    lines: tuple[Line, ...]
+    sample: CellRow = field(repr=False)
+    open: bool = False
+
+    @property
+    def slug(self) -> str:
+        kind = "open" if self.open else self.kernel
+        return f"{self.shape}-{self.mesh}-{kind}".replace("_", "-")
+
+    @property
+    def seqlens_global(self) -> list[int]:
+        return sorted({seqlen for line in self.lines for _, seqlen in line.points})
+
+    @property
+    def passed_rows(self) -> list[CellRow]:
+        folded = {id(row): row for line in self.lines for p in line.points.values() for row in p.rows}
+        return [row for row in folded.values() if row.passed]
+
+    @property
+    def kernels_ran(self) -> list[str]:
+        return sorted({f"{row.kernel_ran} {row.kernel_version}" for row in self.passed_rows})
+
+    @property
+    def closed(self) -> bool:
+        devices = {row.device for row in self.passed_rows}
+        return not self.open and len(self.kernels_ran) == 1 and len(devices) == 1
+
+    def phases(self) -> list[str]:
+        there = {phase for line in self.lines for phase, _ in line.points}
+        return [phase for phase in PHASE_TITLES if phase in there]
+
+
+def groups(rows: Sequence[CellRow]) -> list[Group]:
+    """The closed groups of a campaign, then an open one for each problem with more than one kernel."""
+    by_kernel: dict[tuple[str, str, str], list[CellRow]] = defaultdict(list)
+    by_problem: dict[tuple[str, str], list[CellRow]] = defaultdict(list)
+    for row in rows:
+        by_kernel[(row.shape, row.mesh, row.kernel_asked)].append(row)
+        by_problem[(row.shape, row.mesh)].append(row)
+    made = []
+    for (shape, mesh), members in sorted(by_problem.items(), key=lambda item: _problem_order(item[1][0])):
+        kernels = sorted({row.kernel_asked for row in members})
+        for kernel in kernels:
+            inside = by_kernel[(shape, mesh, kernel)]
+            made.append(Group(shape, mesh, kernel, _lines(inside), inside[0]))
+        if len(kernels) > 1:
+            made.append(_open_group(shape, mesh, made[-len(kernels) :], members[0]))
+    return made
+
+
+def _problem_order(row: CellRow) -> tuple[object, ...]:
+    return (row.world_size, row.nodes, row.dtype, row.num_heads_q, row.num_heads_kv, row.shape)
+
+
+def _lines(rows: Iterable[CellRow]) -> tuple[Line, ...]:
+    by_row: dict[str, dict[Place, list[CellRow]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        by_row[row.row][(row.phase, row.seqlen_global)].append(row)
+    lines = []
+    for name, places in by_row.items():
+        members = [row for repeats in places.values() for row in repeats]
+        points = _with_backward({place: point(repeats) for place, repeats in places.items()})
+        lines.append(Line(name, members[0].method, _label(members), _implementation(members), points))
+    return tuple(sorted(lines, key=_line_order))
+
+
+def _line_order(line: Line) -> tuple[object, ...]:
+    """Ours first, then the peers, the bound last."""
+    return (line.is_bound, line.implementation != "ringmark", line.implementation, line.row)
+
+
+def _with_backward(points: dict[Place, Point]) -> dict[Place, Point]:
+    for seqlen in sorted({seqlen for _, seqlen in points}):
+        derived = backward(points.get(("fwd", seqlen)), points.get(("fwd_bwd", seqlen)))
+        if derived is not None:
+            points[("bwd", seqlen)] = derived
+    return points
+
+
+def _label(rows: Sequence[CellRow]) -> str:
+    """What the method calls itself, with its options; a cell that never started knows its name alone."""
+    told = [row.label for row in rows if row.label != row.method] or [rows[0].method]
+    options = rows[0].row.split("+")[1:]
+    return f"{told[0]} ({', '.join(options)})" if options else told[0]
+
+
+def _implementation(rows: Sequence[CellRow]) -> str:
+    return next((row.implementation for row in rows if row.implementation), "ringmark")
+
+
+def _open_group(shape: str, mesh: str, closed: Sequence[Group], sample: CellRow) -> Group:
+    """Each method's fastest line and kernel at each place; what was taken stands in the point's notes."""
+    candidates: dict[str, list[tuple[Line, Group]]] = defaultdict(list)
+    for group in closed:
+        for line in group.lines:
+            candidates[line.method].append((line, group))
+    lines = []
+    for method, found in candidates.items():
+        places = {place for line, _ in found for place in line.points if place[0] != "bwd"}
+        points = {place: _best(place, found) for place in sorted(places)}
+        first = found[0][0]
+        lines.append(Line(method, method, first.label.split(" (")[0], first.implementation, points))
+    return Group(shape, mesh, "best", tuple(sorted(lines, key=_line_order)), sample, open=True)
+
+
+def _best(place: Place, found: Sequence[tuple[Line, Group]]) -> Point:
+    there = [(line.points[place], line) for line, _ in found if place in line.points]
+    timed = [(p, line) for p, line in there if p.time_ms is not None]
+    if not timed:
+        return there[0][0]
+    best, line = min(timed, key=lambda pair: pair[0].time_ms.value if pair[0].time_ms else 0.0)
+    options = line.row.split("+")[1:]
+    taken = ", ".join([f"kernel {best.rows[0].kernel_ran}", *options])
+    notes = (taken, *best.notes)
+    return Point(
+        best.status,
+        best.rows,
+        best.time_ms,
+        best.rate,
+        best.fraction,
+        best.memory_above_inputs_mib,
+        best.memory_peak_mib,
+        notes,
+    )

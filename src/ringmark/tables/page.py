@@ -1,0 +1,115 @@
+"""The page of a campaign: its groups with their tables, and what stands under them; templates only lay it out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from ringmark.flops import FORMULA
+from ringmark.tables import comparison, facts
+from ringmark.tables.collect import Collected
+from ringmark.tables.group import PHASE_TITLES, Group, groups
+from ringmark.tables.table import Table
+
+
+@dataclass(frozen=True)
+class PhaseView:
+    title: str
+    tables: tuple[Table, ...]
+
+
+@dataclass(frozen=True)
+class GroupView:
+    """A group as a page shows it."""
+
+    title: str
+    kind: str  # one sentence: closed, open, or why it is neither
+    phases: tuple[PhaseView, ...]
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        return tuple(table for phase in self.phases for table in phase.tables)
+
+
+@dataclass(frozen=True)
+class Page:
+    """Everything that campaign.md.j2 prints."""
+
+    name: str
+    title: str
+    summary: str
+    groups: tuple[GroupView, ...]
+    formula: str
+    protocol: facts.Facts
+    machine: facts.Facts
+    links: facts.Facts
+    ran_header: tuple[str, ...]
+    ran_lines: list[list[str]]
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        return tuple(table for group in self.groups for table in group.tables)
+
+
+def choices() -> dict[str, Any]:
+    """What a table shows where there is a choice (data/tables.yaml)."""
+    text = resources.files("ringmark").joinpath("data/tables.yaml").read_text(encoding="utf-8")
+    loaded: dict[str, Any] = yaml.safe_load(text)
+    return loaded
+
+
+def page(collected: Collected) -> Page:
+    """The page of a campaign's rows."""
+    bases = choices()["speedup_bases"]
+    config = collected.campaign.beside("campaign.json") or {}
+    ran_header, ran_lines = facts.what_ran(collected.rows)
+    return Page(
+        name=collected.campaign.name,
+        title=str(config.get("title") or collected.campaign.name),
+        summary=facts.summary(collected),
+        groups=tuple(group_view(group, bases) for group in groups(collected.rows)),
+        formula=FORMULA,
+        protocol=facts.protocol(collected.rows),
+        machine=facts.machine(collected.environments, collected.rows),
+        links=facts.links(collected.campaign.beside("preflight.json")),
+        ran_header=ran_header,
+        ran_lines=ran_lines,
+    )
+
+
+def group_view(group: Group, bases: list[str]) -> GroupView:
+    phases = []
+    for phase in group.phases():
+        tables = [comparison.rates(group, phase), comparison.times(group, phase)]
+        if phase == "fwd_bwd":
+            faster = comparison.speedups(group, phase, bases)
+            tables += [faster] if faster else []
+        if phase != "bwd":
+            tables.append(comparison.memory(group, phase))
+        phases.append(PhaseView(PHASE_TITLES[phase], tuple(tables)))
+    return GroupView(group_title(group), kind(group), tuple(phases))
+
+
+def group_title(group: Group) -> str:
+    row = group.sample
+    heads = f"{row.num_heads_q} heads"
+    if row.num_heads_kv != row.num_heads_q:
+        heads += f", {row.num_heads_kv} of keys and values"
+    kernel = "each method's best kernel" if group.open else f"kernel {group.kernel}"
+    where = f"{row.nodes} x {row.gpus} ranks"
+    return f"batch {row.batch}, {heads} of size {row.head_dim}, {row.dtype}, {row.mask}; {where}; {kernel}"
+
+
+def kind(group: Group) -> str:
+    """Whether the rows may be held against each other, and why."""
+    ran = ", ".join(group.kernels_ran) or "none"
+    if group.open:
+        return f"Open: each method with its fastest kernel and settings, named in the notes. Kernels that ran: {ran}."
+    if group.closed:
+        return f"Closed: every row ran the kernel {ran}, in one dtype, on one kind of device."
+    if not group.kernels_ran:
+        return "Nothing passed here."
+    return f"Not closed: the rows did not all run one kernel on one kind of device ({ran})."

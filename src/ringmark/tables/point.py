@@ -1,0 +1,126 @@
+"""A point: one cell of a table, folded from all the repeats of one measurement. No repeat is left out.
+
+The value is the median of the repeats' medians; the interval runs from the lowest to the highest end of
+their intervals. One wrong answer among the repeats makes the point wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from ringmark.flops import attention_flops, tflops_per_gpu
+from ringmark.tables.cellrow import CellRow
+
+NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class Span:
+    """A value with the interval around it."""
+
+    value: float
+    low: float
+    high: float
+
+    def over(self, divisor: Span) -> Span:
+        """This span divided by another: the widest interval that both allow."""
+        return Span(self.value / divisor.value, self.low / divisor.high, self.high / divisor.low)
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a table shows of one measurement: a time, or the word that stands in its place."""
+
+    status: str
+    rows: tuple[CellRow, ...]
+    time_ms: Span | None = None
+    rate: Span | None = None  # TFLOP/s per GPU
+    fraction: float | None = None
+    memory_above_inputs_mib: float | None = None
+    memory_peak_mib: float | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def passed(self) -> bool:
+        return self.time_ms is not None
+
+
+def point(rows: Sequence[CellRow]) -> Point:
+    """Fold the repeats of one cell."""
+    passed = [row for row in rows if row.median_ms is not None]
+    others = [row for row in rows if row.median_ms is None]
+    wrong = [row for row in others if row.status == "wrong"]
+    if wrong or not passed:
+        status = "wrong" if wrong else Counter(row.status for row in others).most_common(1)[0][0]
+        reasons = sorted({row.reason or "" for row in others if row.status == status})
+        return Point(status, tuple(rows), notes=tuple(f"{status}: {reason}" for reason in reasons))
+    fractions = [row.fraction_of_bound for row in passed if row.fraction_of_bound is not None]
+    return Point(
+        "passed",
+        tuple(rows),
+        time_ms=_fold(passed, "median_ms", "ci_low_ms", "ci_high_ms"),
+        rate=_fold(passed, "tflops_per_gpu", "tflops_ci_low", "tflops_ci_high"),
+        fraction=median(fractions) if fractions else None,
+        memory_above_inputs_mib=_highest(passed, "memory_above_inputs_mib"),
+        memory_peak_mib=_highest(passed, "memory_peak_mib"),
+        notes=tuple(_notes(passed, others)),
+    )
+
+
+def _fold(rows: Sequence[CellRow], value: str, low: str, high: str) -> Span:
+    return Span(
+        median(getattr(row, value) for row in rows),
+        min(getattr(row, low) for row in rows),
+        max(getattr(row, high) for row in rows),
+    )
+
+
+def _highest(rows: Sequence[CellRow], name: str) -> float | None:
+    return max((getattr(row, name) for row in rows if getattr(row, name) is not None), default=None)
+
+
+def _notes(passed: Sequence[CellRow], others: Sequence[CellRow]) -> list[str]:
+    notes = []
+    if others:
+        words = ", ".join(sorted(f"{row.status} ({row.reason})" for row in others))
+        notes.append(f"{len(passed)} of {len(passed) + len(others)} repeats passed; the rest: {words}")
+    for row in passed:
+        notes += json.loads(row.flags)
+        if row.ci_level is not None and row.ci_level < 0.95:
+            notes.append(f"{row.n} iterations: the interval covers {row.ci_level:.3g}, not 0.95")
+        if row.stopped_by == "time_limit":
+            notes.append("stopped by the time limit before the interval was as narrow as asked")
+        if row.bound_from == "campaign":
+            notes.append("the bound is from another run of this campaign")
+    return list(dict.fromkeys(notes))
+
+
+def backward(forward: Point | None, both: Point | None) -> Point | None:
+    """The backward alone, derived: forward + backward less forward. It was never timed by itself."""
+    if forward is None or both is None:
+        return None
+    if forward.time_ms is None or both.time_ms is None:
+        failed = forward if forward.time_ms is None else both
+        return Point(failed.status, failed.rows, notes=failed.notes)
+    first, whole = forward.time_ms, both.time_ms
+    time_ms = Span(whole.value - first.value, whole.low - first.high, whole.high - first.low)
+    if time_ms.low <= 0:
+        return Point(
+            "within noise", both.rows, notes=("the two intervals differ by less than they are wide",)
+        )
+    row = both.rows[0]
+    work = attention_flops(
+        batch=row.batch,
+        seqlen_global=row.seqlen_global,
+        num_heads_q=row.num_heads_q,
+        head_dim=row.head_dim,
+        causal=row.mask == "causal",
+        phase="bwd",
+    )
+    fast, slow = (tflops_per_gpu(work, end, row.world_size) for end in (time_ms.low, time_ms.high))
+    rate = Span(tflops_per_gpu(work, time_ms.value, row.world_size), slow, fast)
+    return Point("passed", both.rows, time_ms=time_ms, rate=rate)

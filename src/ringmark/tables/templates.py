@@ -1,0 +1,45 @@
+"""Templates: strict (an unknown name is an error), sandboxed, and without arithmetic; filters lay tables out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import FileSystemLoader, StrictUndefined, TemplateError
+from jinja2.sandbox import SandboxedEnvironment
+
+from ringmark.errors import UserError
+from ringmark.tables import csvtable, latex, markdown
+
+
+def load(folder: Path) -> SandboxedEnvironment:
+    """The environment of the templates in a folder."""
+    if not folder.is_dir():
+        raise UserError(
+            f"there are no templates in {folder}: run in a checkout of ringmark, or give --templates"
+        )
+    environment = SandboxedEnvironment(
+        loader=FileSystemLoader(folder),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # Markdown and LaTeX: the filters below escape
+    )
+    environment.filters.update(
+        markdown=markdown.table_text,
+        markdown_grid=lambda lines, header: "\n".join(markdown.grid_text(header, lines)),
+        prose=markdown.escape,
+        latex=latex.table_text,
+        latex_text=latex.escape,
+        csv=csvtable.table_text,
+    )
+    return environment
+
+
+def fill(environment: SandboxedEnvironment, name: str, **values: Any) -> str:
+    """A template's text; what is wrong with a template is told in one sentence."""
+    try:
+        return environment.get_template(name).render(**values)
+    except TemplateError as error:
+        raise UserError(f"template {name}: {error or type(error).__name__}; correct the template") from None
