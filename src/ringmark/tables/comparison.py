@@ -22,13 +22,15 @@ def time_ms(p: Point) -> Span | None:
 
 def rates(group: Group, phase: str) -> Table:
     """TFLOP/s per GPU with its interval, and the fraction of the bound."""
-    title = f"TFLOP/s per GPU [95% interval] fraction of the bound, {PHASE_TITLES[phase]}"
-    return _spans(group, phase, "tflops", title, rate, more_is_better=True, with_fraction=phase != "bwd")
+    with_fraction = phase != "bwd"
+    fraction = ", fraction of the bound" if with_fraction else ""
+    title = f"{PHASE_TITLES[phase]}: TFLOP/s per GPU [95% interval]{fraction}"
+    return _spans(group, phase, "tflops", title, rate, more_is_better=True, with_fraction=with_fraction)
 
 
 def times(group: Group, phase: str) -> Table:
     """Milliseconds with their interval."""
-    title = f"ms [95% interval], {PHASE_TITLES[phase]}"
+    title = f"{PHASE_TITLES[phase]}: ms [95% interval]"
     return _spans(group, phase, "ms", title, time_ms, more_is_better=False, with_fraction=False)
 
 
@@ -133,7 +135,7 @@ def memory(group: Group, phase: str) -> Table:
     rows = [(word(line.label), *(column[i] for column in columns)) for i, line in enumerate(group.lines)]
     return Table(
         name=f"{group.slug}-{phase.replace('_', '-')}-memory",
-        title=f"peak memory above the inputs (and in all), MiB on the highest rank, {PHASE_TITLES[phase]}",
+        title=f"{PHASE_TITLES[phase]}: peak memory above the inputs (in all), MiB on the highest rank",
         header=("method", *(str(seqlen) for seqlen in seqlens)),
         rows=tuple(rows),
         notes=tuple(notes.sentences),
@@ -169,7 +171,7 @@ def speedups(group: Group, phase: str, bases: Sequence[str]) -> Table | None:
     ]
     return Table(
         name=f"{group.slug}-{phase.replace('_', '-')}-speedup",
-        title=f"times faster than {base.label} (its own row: ms), ratio of medians, {PHASE_TITLES[phase]}",
+        title=f"{PHASE_TITLES[phase]}: times faster than {base.label} (whose ms stand in its row)",
         header=("method", *(str(seqlen) for seqlen in seqlens)),
         rows=tuple(rows),
         notes=tuple(notes.sentences),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ringmark.tables.table import Entry, Table
 
 _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -15,13 +17,13 @@ def table_text(table: Table) -> str:
     return "\n".join(lines)
 
 
-def grid_text(header: tuple[str, ...] | list[str], rows: list[list[str]]) -> list[str]:
-    """Plain cells as the lines of a Markdown table, the first column to the left, the others to the right."""
+def grid_text(header: Sequence[str], rows: Sequence[Sequence[str]], words: bool = False) -> list[str]:
+    """Plain cells as the lines of a Markdown table: words to the left, figures to the right."""
     texts = [[escape(text) for text in row] for row in [list(header), *rows]]
     widths = [max(3, *(len(row[i]) for row in texts)) for i in range(len(header))]
-    sides = [str.ljust] + [str.rjust] * (len(header) - 1)
+    sides = [str.ljust] + [str.ljust if words else str.rjust] * (len(header) - 1)
     lines = ["| " + " | ".join(side(t, w) for side, t, w in zip(sides, row, widths)) + " |" for row in texts]
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ("-" if words else ":") for width in widths[1:])]
     lines.insert(1, "| " + " | ".join(rule) + " |")
     return lines
 

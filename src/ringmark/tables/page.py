@@ -1,4 +1,4 @@
-"""The page of a campaign: its groups with their tables, and what stands under them; templates only lay it out."""
+"""The page of a campaign: its groups with their tables, and what stands under them, ready to be laid out."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def kind(group: Group) -> str:
     """Whether the rows may be held against each other, and why."""
     ran = ", ".join(group.kernels_ran) or "none"
     if group.open:
-        return f"Open: each method with its fastest kernel and settings, named in the notes. Kernels that ran: {ran}."
+        return f"Open: each method with its fastest kernel and settings, named in the notes. What ran: {ran}."
     if group.closed:
         return f"Closed: every row ran the kernel {ran}, in one dtype, on one kind of device."
     if not group.kernels_ran:

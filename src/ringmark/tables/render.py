@@ -52,9 +52,8 @@ def refuse_unchecked(campaign: Campaign) -> None:
     findings = _findings(campaign.folder)
     if findings:
         more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
-        raise UserError(
-            f"campaign {campaign.name} does not pass: {findings[0]}{more}; see 'ringmark check {campaign.name}'"
-        )
+        told = f"{findings[0]}{more}; see 'ringmark check {campaign.name}'"
+        raise UserError(f"campaign {campaign.name} does not pass: {told}")
 
 
 def _findings(folder: Path) -> list[str]:

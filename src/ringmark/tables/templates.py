@@ -1,4 +1,4 @@
-"""Templates: strict (an unknown name is an error), sandboxed, and without arithmetic; filters lay tables out."""
+"""Templates: strict (an unknown name is an error), sandboxed, no arithmetic; filters lay the tables out."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from ringmark.tables import csvtable, latex, markdown
 def load(folder: Path) -> SandboxedEnvironment:
     """The environment of the templates in a folder."""
     if not folder.is_dir():
-        raise UserError(
-            f"there are no templates in {folder}: run in a checkout of ringmark, or give --templates"
-        )
+        raise UserError(f"no templates are in {folder}: run in a checkout of ringmark, or give --templates")
     environment = SandboxedEnvironment(
         loader=FileSystemLoader(folder),
         undefined=StrictUndefined,
@@ -28,7 +26,7 @@ def load(folder: Path) -> SandboxedEnvironment:
     )
     environment.filters.update(
         markdown=markdown.table_text,
-        markdown_grid=lambda lines, header: "\n".join(markdown.grid_text(header, lines)),
+        markdown_grid=lambda lines, header: "\n".join(markdown.grid_text(header, lines, words=True)),
         prose=markdown.escape,
         latex=latex.table_text,
         latex_text=latex.escape,
