@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from ringmark import catalog, job, schema
+from ringmark import catalog, fabric, job, schema
 from ringmark.cell import Cell, MeshShape, Phase, Shape, parse_row
 from ringmark.errors import UserError, nearest
 from ringmark.record import Asked, Protocol, record_path
@@ -60,6 +60,7 @@ class Config:
     title: str = ""
     device: job.Device = "auto"
     virtual_nodes: bool = False
+    fabric: str | None = None
     cluster: str | None = None
     repeats: int = 1
     seed: int = 0
@@ -165,6 +166,11 @@ def jobs(config: Config, results: Path) -> list[job.Job]:
     return made
 
 
+def fabric_of(config: Config) -> str | None:
+    """The fabric between the nodes: the one that is named; nodes that are only a view have their own."""
+    return config.fabric or (fabric.VIRTUAL if config.virtual_nodes else None)
+
+
 def _job(config: Config, repeat: int, index: int, items: list[job.Item], folder: Path) -> job.Job:
     name = f"{index:03d}-r{repeat}-{job.digest(items)}"
     return job.Job(
@@ -175,6 +181,7 @@ def _job(config: Config, repeat: int, index: int, items: list[job.Item], folder:
         folder=str(folder / "jobs" / name),
         device=config.device,
         virtual_nodes=config.virtual_nodes,
+        env=fabric.variables(fabric_of(config)),
         cell_limit_s=config.cell_limit_s,
         start_limit_s=config.start_limit_s,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -47,6 +47,7 @@ class Job:
     folder: str  # where progress, failures and logs of the world are written
     device: Device = "auto"
     virtual_nodes: bool = False
+    env: dict[str, str] = field(default_factory=dict)  # variables of every rank, the fabric's among them
     cell_limit_s: float = 600.0
     start_limit_s: float = 300.0
 

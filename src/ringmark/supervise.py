@@ -60,7 +60,7 @@ class World:
         self.folder = Path(job.folder, self.run_id)
         self.folder.mkdir(parents=True)
         self.log = self.folder / "log.txt"
-        command = launch.local_world(job.mesh, str(job_file), items, self.run_id)
+        command = launch.local_world(job.mesh, str(job_file), items, self.run_id, job.env)
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
                 command.argv,

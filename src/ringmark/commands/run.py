@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from ringmark import config as configs
-from ringmark import cost, record, supervise
+from ringmark import cost, fabric, record, supervise
 from ringmark import job as jobs
 from ringmark.catalog import native_names, peer_names
 from ringmark.cell import DTYPES, PHASES, Cell, MeshShape, Shape, parse_option, parse_row
@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs where there are any"
     )
     how.add_argument("--virtual-nodes", action="store_true", help="let NCCL treat the mesh's nodes as hosts")
+    how.add_argument("--fabric", help="NCCL's variables for the network between nodes: ib, roce, efa, tcp")
     how.add_argument(
         "--limit", type=float, default=600.0, metavar="SECONDS", help="end a hung cell after this (600)"
     )
@@ -144,6 +145,7 @@ def measure(args: argparse.Namespace, cell: Cell, cuda: bool, folder: Path) -> t
         folder=str(folder / "world"),
         device="cuda" if cuda else "cpu",
         virtual_nodes=args.virtual_nodes,
+        env=fabric.variables(args.fabric or (fabric.VIRTUAL if args.virtual_nodes else None)),
         cell_limit_s=args.limit,
     )
     job_file = folder / "run.job.json"
