@@ -5,6 +5,9 @@
     contiguous   0 0 1 1 2 2 3 3     rank r owns the r-th part
     zigzag       0 1 2 3 3 2 1 0     2N half-blocks; rank r owns r and 2N-1-r
     striped      0 1 2 3 0 1 2 3     token t belongs to rank t mod N
+    zigzag_by2   0 0 2 2 3 3 1 1     pairs of neighbours {0,1} {2,3}: zigzag over the pairs, each pair's rows
+                                     (0 0 . . . . 1 1) dealt in turn to its members
+    zigzag_across2   0 0 1 1 3 3 2 2     the same with pairs of ranks N/2 apart: {0,2} {1,3}
 
 A layout is pure: `tokens(layout, seqlen_global, rank, world_size)` are the global positions of a rank's
 rows, in the order in which it holds them. Everything else follows from that.
@@ -12,17 +15,37 @@ rows, in the order in which it holds them. Everything else follows from that.
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Literal
 
 import torch
 
 LayoutName = Literal["contiguous", "zigzag", "striped"]
 LAYOUTS: tuple[LayoutName, ...] = ("contiguous", "zigzag", "striped")
+_SHARED = re.compile(r"(contiguous|zigzag|striped)_(by|across)(\d+)\Z")
+
+
+def shared(layout: str, sharers: int, world_size: int, neighbours: bool = True) -> str:
+    """The layout over teams of `sharers` ranks, each team's rows dealt out in turn to its members: what an
+    all-to-all inside the teams turns into `layout` over the teams. A team's members are neighbours, or the
+    ranks that are world_size / sharers apart."""
+    if sharers == world_size:
+        return "contiguous"
+    if sharers == 1 or (layout == "contiguous" and neighbours):
+        return layout
+    return f"{layout}_{'by' if neighbours else 'across'}{sharers}"
+
+
+def _split(layout: str) -> tuple[str, int, bool]:
+    found = _SHARED.match(layout)
+    return (found[1], int(found[3]), found[2] == "by") if found else (layout, 1, True)
 
 
 def divisor(layout: str, world_size: int) -> int:
     """The number that must divide seqlen_global so that every rank gets its equal part."""
-    return 2 * world_size if layout == "zigzag" else world_size
+    kind, sharers, _ = _split(layout)
+    return math.lcm(2 * (world_size // sharers), world_size) if kind == "zigzag" else world_size
 
 
 def reason_not(layout: str, seqlen_global: int, world_size: int) -> str | None:
@@ -43,6 +66,11 @@ def tokens(layout: str, seqlen_global: int, rank: int, world_size: int) -> torch
     reason = reason_not(layout, seqlen_global, world_size)
     if reason:
         raise ValueError(reason)
+    kind, sharers, neighbours = _split(layout)
+    if sharers > 1:
+        teams = world_size // sharers
+        team, place = divmod(rank, sharers) if neighbours else (rank % teams, rank // teams)
+        return tokens(kind, seqlen_global, team, teams).view(sharers, -1)[place]
     seqlen_local = seqlen_global // world_size
     if layout == "contiguous":
         return torch.arange(rank * seqlen_local, (rank + 1) * seqlen_local)

@@ -52,7 +52,7 @@ class Attention:
     @property
     def layout(self) -> str:
         """How q, k and v are dealt to the ranks: for `shard` and `unshard`."""
-        return self._method.layout
+        return self._method.layout_on(self.mesh.gpus, self.mesh.world_size)
 
     def settings(self) -> dict[str, Any]:
         """How it runs: its options, and what was chosen where they said auto."""

@@ -43,6 +43,10 @@ class Method:
         """Why this cell cannot exist for this method (a length that does not divide, ...), or None."""
         return None
 
+    def layout_on(self, gpus: int, world_size: int) -> str:
+        """How tokens are dealt on such a mesh; after setup, `layout` says the same."""
+        return self.layout
+
     def settings(self) -> dict[str, Any]:
         """What a reader of the record should know of how it ran: options, wires, library versions."""
         return dict(self.options)

@@ -1,0 +1,87 @@
+"""USP: Ulysses inside teams of ranks, a zigzag ring across the teams.
+
+    2 x 4 ranks, teams of 4 and rings of 2, or teams of 2 and rings of 4
+
+    head_first   node 0   [0 1 2 3]     teams are neighbours: the all-to-all stays inside a node,
+                 node 1   [4 5 6 7]     the ring goes between nodes: 0 -> 4 -> 0, ...
+    ring_first   node 0    0 1 2 3      rings are neighbours: 0 -> 1 -> 2 -> 3 -> 0,
+                 node 1    4 5 6 7      the all-to-all goes between nodes: teams {0,4} {1,5} {2,6} {3,7}
+
+The tokens are dealt in zigzag to the teams, and a team's rows in turn to its members, so the all-to-all turns
+a team into one rank of a zigzag ring. `ulysses` is the size of a team, any divisor of the ranks; 0 takes the
+gpus of a node (head_first) or the number of nodes (ring_first). Teams of one are the ring alone, one team of
+everybody is Ulysses alone.
+
+Fang, Zhao: USP: A Unified Sequence Parallelism Approach for Long Context Generative AI, 2024.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from ringmark import layout
+from ringmark.cell import Cell, OptionValue
+from ringmark.comm.all_to_all import HeadExchange
+from ringmark.comm.homeward import WIRES
+from ringmark.comm.line import Line
+from ringmark.comm.mesh import Axis, Mesh
+from ringmark.errors import UserError
+from ringmark.kernels.base import Kernel
+from ringmark.methods import base, single, ulysses, zigzag
+
+PLACEMENTS = ("head_first", "ring_first")
+
+
+class Method(ulysses.Method):
+    """Ulysses with a zigzag ring in the middle."""
+
+    label = "USP"
+    layout = "zigzag"  # over the teams; the full name depends on the mesh and is set by setup
+    default_options: ClassVar[dict[str, OptionValue]] = {
+        "placement": "head_first",
+        "ulysses": 0,
+        "head_groups": 0,
+        "wire": "auto",
+    }
+
+    def __init__(self, **options: OptionValue) -> None:
+        super().__init__(**options)
+        if self.options["placement"] not in PLACEMENTS:
+            raise UserError(f"placement is {self.options['placement']}: choose {' or '.join(PLACEMENTS)}")
+
+    @property
+    def head_first(self) -> bool:
+        return self.options["placement"] == "head_first"
+
+    def team_size(self, gpus: int, world_size: int) -> int:
+        return int(self.options["ulysses"]) or (gpus if self.head_first else world_size // gpus)
+
+    def layout_on(self, gpus: int, world_size: int) -> str:
+        return layout.shared("zigzag", self.team_size(gpus, world_size), world_size, self.head_first)
+
+    def unsupported(self, cell: Cell) -> str | None:
+        ranks = self.team_size(cell.mesh.gpus, cell.world_size)
+        if ranks < 1 or cell.world_size % ranks:
+            return f"ulysses is {ranks}: it must divide the {cell.world_size} ranks"
+        if self.options["wire"] not in WIRES:
+            return f"wire is {self.options['wire']}: choose one of {', '.join(WIRES)}"
+        return super().unsupported(cell)
+
+    def setup(self, mesh: Mesh, kernel: Kernel, *, causal: bool, scale: float | None = None) -> None:
+        base.Method.setup(self, mesh, kernel, causal=causal, scale=scale)
+        team = self.team_size(mesh.gpus, mesh.world_size)
+        ring = mesh.world_size // team
+        self.layout = self.layout_on(mesh.gpus, mesh.world_size)
+        seen = mesh.view(ring, team) if self.head_first else mesh.view(team, ring)
+        heads_axis: Axis = "intra" if self.head_first else "inter"
+        ring_axis: Axis = "inter" if self.head_first else "intra"
+        self.team = HeadExchange(seen, heads_axis, "heads")
+        self.inner = single.Method() if ring == 1 else zigzag.Method(wire=self.options["wire"])
+        self.inner.setup(Line(seen, ring_axis), kernel, causal=causal, scale=scale)
+
+    def settings(self) -> dict[str, Any]:
+        found = super().settings()
+        if hasattr(self, "mesh"):
+            ranks = self.team.size
+            found |= {"ulysses_degree": ranks, "ring_degree": self.mesh.world_size // ranks}
+        return found
