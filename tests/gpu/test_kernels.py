@@ -202,6 +202,23 @@ def test_the_triton_fold_is_the_plain_fold(first, rows):
         assert torch.equal(final[0], acc), "a last fold leaves the accumulator alone"
 
 
+def test_the_triton_addition_is_torchs():
+    """Whole tensors, row ranges, heads of a larger tensor; acc beyond its rows is left alone."""
+    torch.manual_seed(2)
+    for rows, heads in (
+        (slice(None), slice(None)),
+        (slice(100, 177), slice(1, 3)),
+        (slice(0, 0), slice(0, 1)),
+    ):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            acc = torch.randn(2, 200, 4, 80, device=CUDA)
+            part = torch.randn(2, 200, 4, 80, device=CUDA).to(dtype)[:, rows, heads]
+            want = acc.clone()
+            want[:, rows, heads] += part
+            merge.add_(acc[:, rows, heads], part)
+            assert torch.equal(acc, want)
+
+
 def _time_ms(call, repeats=3):
     call()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -235,8 +252,8 @@ def test_speed_is_reported(name, causal):
     assert min(speeds.values()) > 120, speeds
 
 
-def test_the_fold_runs_at_memory_speed():
-    """One fold of 16384 x 40 x 128 moves 840 MB; it takes at most three times what a copy of that takes."""
+def test_merges_run_at_memory_speed():
+    """At 16384 x 40 x 128 a fold or an addition moves 840 MB: at most three times as long as a copy of that."""
     out = torch.randn(1, 16384, 40, 128, device=CUDA, dtype=torch.bfloat16)
     acc, lse_acc = merge.accumulators(out)
     lse = torch.randn(1, 40, 16384, device=CUDA)
@@ -248,3 +265,15 @@ def test_the_fold_runs_at_memory_speed():
     add_ms = _time_ms(lambda: merge.add_(acc, out), 20)
     REPORT["fold"] = {"fold_ms": fold_ms, "copy_of_as_many_bytes_ms": copy_ms, "add_ms": add_ms}
     assert fold_ms < 3 * copy_ms
+    assert add_ms < 3 * copy_ms
+
+
+def test_delta_by_one_kernel_matches_float64() -> None:
+    """Strided views, a head size that is no power of two, and rows beyond one block."""
+    torch.manual_seed(5)
+    wide_out, wide_dout = (torch.randn(2, 100, 6, 96, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
+    for out, dout in ((wide_out, wide_dout), (wide_out[:, 50:, ::2], wide_dout[:, 50:, ::2])):
+        exact = (out.double() * dout.double()).sum(-1).transpose(1, 2)
+        found = row_dot(dout, out)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-4)
