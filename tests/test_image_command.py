@@ -164,3 +164,43 @@ def test_a_damaged_pin_is_told_with_its_line(place):
     assert done.returncode == 2
     assert "line 4" in done.stderr
     assert not [words for words in asked if "pull" in words]
+
+
+SNAKEFILE = """
+from types import SimpleNamespace
+from ringmark import dag
+CAMPAIGN = SimpleNamespace(runtime="docker")
+include: "workflow/rules/image.smk"
+rule all:
+    default_target: True
+    input: rules.image.output
+"""
+
+
+def test_the_rule_builds_again_only_when_a_file_of_the_image_has_changed(place):
+    pytest.importorskip("snakemake")
+    checkout = place / "checkout"
+    shutil.copytree(ROOT / "src/ringmark/data", checkout / "src/ringmark/data")
+    shutil.copytree(ROOT / "workflow", checkout / "workflow")
+    (checkout / "Snakefile").write_text(SNAKEFILE)
+    ringmark_image(place, "--dry-run")  # puts the stand-in there
+
+    def builds():
+        asked = place / "asked"
+        asked.write_text("")
+        env = {"PATH": f"{place / 'bin'}:/usr/bin:/bin", "ASKED": str(asked), "PYTHONPATH": str(ROOT / "src")}
+        argv = [sys.executable, "-m", "snakemake", "--cores", "1", "--quiet", "all"]
+        argv += ["--workflow-profile", "none"]
+        done = subprocess.run(
+            argv, cwd=checkout, env={**env, "HOME": str(place)}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return sum("--iidfile" in line for line in asked.read_text().splitlines())
+
+    assert builds() == 1
+    assert builds() == 0
+    (checkout / "docs").mkdir()
+    (checkout / "docs/image.md").write_text("not in the image")
+    assert builds() == 0
+    (checkout / "src/ringmark/data/peaks.yaml").write_text("edited: true")
+    assert builds() == 1

@@ -1,8 +1,11 @@
 """What the image is made of agrees with itself: one version everywhere, every base and package pinned."""
 
+import hashlib
+import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -161,3 +164,18 @@ def test_the_patch_leaves_the_clearing_of_dq_accum_alone(patch):
     assert "dP_sum(tidx)" in given
     assert "return" not in given
     assert stock.index("     if (Clear_dQaccum) {") > 0
+
+
+def test_the_record_of_the_proof_is_of_these_patches_and_passed():
+    folder = ROOT / "results/opt_bwd"
+    tested = dict(line.split()[::-1] for line in (folder / "patches.sha256").read_text().splitlines())
+    assert tested == {
+        str(patch.relative_to(ROOT)): hashlib.sha256(patch.read_bytes()).hexdigest() for patch in PATCHES
+    }
+    records = [json.loads(path.read_text()) for path in folder.glob("opt_bwd-*.json")]
+    assert {record["environment"]["flash_attn"] for record in records} == {
+        one["version"] for one in UPSTREAMS if "patch" in one
+    }
+    assert all(record["passed"] and record["stock_build"] for record in records)
+    report = [sys.executable, str(ROOT / "tests/gpu/opt_bwd_report.py"), "--check"]
+    assert subprocess.run(report, capture_output=True).returncode == 0
