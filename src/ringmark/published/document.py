@@ -13,6 +13,7 @@ from ringmark.published.systems import by_label
 _HEADING = re.compile(r"\s*(#{1,6})\s*(\S.*?)\s*\Z")
 _BULLET = re.compile(r"\s*[-*]\s+([^-=\s|].*?)\s*\Z")
 NUMBER = r"[0-9]{1,12}\.[0-9]{2}"
+_OF_PAGES = "markdown_table"
 STATUS_WORDS = ("oom", "x", "nan", "n/a", "-")
 
 
@@ -59,8 +60,20 @@ class Document:
     def skip(self, line: Line, reason: str) -> None:
         self.skipped.append(Skipped(line.file, line.number, reason))
 
-    def coordinates(self) -> dict[str, Any]:
-        return {**self.said, **self.said_by_heading}
+    def say(self, line: Line, field_name: str, value: int | str, by_heading: bool = False) -> None:
+        """Note a coordinate for the tables that follow; two words for one coordinate are refused."""
+        others = self.said if by_heading else {**self.said, **self.said_by_heading}
+        if others.get(field_name, value) != value:
+            raise line.error(
+                f"{field_name} is {value} here and {others[field_name]} above: whose tables are whose is "
+                "unclear; "
+                "split the page"
+            )
+        (self.said_by_heading if by_heading else self.said)[field_name] = value
+
+    def coordinates(self, format_name: str) -> dict[str, Any]:
+        """What the page's words say of a table; they speak of its own tables, not of a log pasted into it."""
+        return {**self.said, **self.said_by_heading} if format_name == _OF_PAGES else {}
 
 
 def claim_at(
@@ -84,7 +97,7 @@ def claim_at(
         status = printed.lower()
         if status not in STATUS_WORDS:
             raise line.error(f"{printed!r} is neither a number nor a status; correct or remove the line")
-    values = {**document.coordinates(), **rest}
+    values = {**document.coordinates(format_name), **rest}
     values.setdefault("kind", "result")
     return Claim(
         source_file=line.file,

@@ -47,7 +47,8 @@ class Reader:
         if mesh:
             names = ("world_size", "nodes", "gpus_per_node")
             claims = [self._claim(line, i, n, t) for i, (n, t) in enumerate(zip(names, mesh.groups()), 1)]
-            self.document.said_by_heading.update(zip(names, map(int, mesh.groups())))
+            for name, text in zip(names, mesh.groups()):
+                self.document.say(line, name, int(text), by_heading=True)
             return claims
         bullet = _BULLET.match(line.text)
         if bullet and bullet[1] in _FIELDS:
@@ -64,20 +65,21 @@ class Reader:
 
     def _bullet(self, line: Line, field: str, name: str, texts: list[str]) -> list[Claim]:
         if len(texts) == 1 and field != "seqlen_global":
-            self.document.said[field] = int(texts[0])
+            self.document.say(line, field, int(texts[0]))
         return [self._claim(line, i, field, text, column=name) for i, text in enumerate(texts, 1)]
 
     def _sentence(self, line: Line) -> list[Claim] | None:
         claims: list[Claim] = []
         devices = _DEVICES.search(line.text)
         if devices:
-            self.document.said.update(world_size=int(devices[1]), device=devices[2])
+            self.document.say(line, "world_size", int(devices[1]))
+            self.document.say(line, "device", devices[2])
             claims.append(self._claim(line, 1, "world_size", devices[1], item=devices[2]))
         for found in _ASSIGNED.finditer(line.text):
             for pair in found[1].split(","):
                 name, text = pair.strip().split("=")
                 if name in _FIELDS and re.fullmatch(_INTEGER, text):
-                    self.document.said[_FIELDS[name]] = int(text)
+                    self.document.say(line, _FIELDS[name], int(text))
                     claims.append(self._claim(line, len(claims) + 1, _FIELDS[name], text, column=name))
         return claims or None
 

@@ -68,7 +68,7 @@ def _list(profile: Profile, listed: list[Claim]) -> Iterator[Finding]:
     if not listed:
         return
     rows = [row for item in ("flash", "sendrecv") for row in _matching(profile, item)]
-    picked = [row for row in rows if any(c.value == row.claims["self_cuda_time"].value for c in times)]
+    picked = [row for row in rows if any(_is_listed(row, c.value or 0.0) for c in times)]
     left = [row for row in rows if row not in picked]
     if not left:
         return
@@ -87,6 +87,11 @@ def _list(profile: Profile, listed: list[Claim]) -> Iterator[Finding]:
             else ""
         ),
     )
+
+
+def _is_listed(row: ProfileRow, listed_ms: float) -> bool:
+    time = row.ms("self_cuda_time")
+    return time is not None and time.low <= listed_ms <= time.high
 
 
 def _short(row: ProfileRow) -> str:

@@ -23,24 +23,25 @@ def _rows(rows: list[Row]) -> Iterator[Finding]:
     groups: dict[tuple[object, ...], list[Row]] = defaultdict(list)
     for row in rows:
         groups[(*row.run, row.seqlen_global, tuple((c.column, c.phase) for c in row.claims))].append(row)
-    same: dict[tuple[object, ...], list[Row]] = defaultdict(list)
+    same: dict[tuple[object, ...], list[list[Row]]] = defaultdict(list)
     for group in groups.values():
         contents = {tuple(c.printed for c in row.claims) for row in group}
         if len(group) > 1 and len(contents) == 1:
-            same[group[0].run].extend(group)
+            same[(*group[0].run, len(group))].append(group)
         elif len(group) > 1:
             yield suspect(
                 f"{group[0].name}, S = {group[0].seqlen_global}: one run printed with different numbers",
                 [place for row in group for place in row.where],
                 "; ".join(", ".join(c.printed for c in row.claims) for row in group),
             )
-    for repeated in same.values():
+    for groups_of_run in same.values():
+        repeated = [row for group in groups_of_run for row in group]
         lengths = sorted({row.seqlen_global for row in repeated})
         yield note(
-            f"{repeated[0].name}{degrees(repeated[0])}: {len(lengths)} rows are printed "
-            f"{len(repeated) // len(lengths)} times, digit for digit",
+            f"{repeated[0].name}{degrees(repeated[0])}: {len(groups_of_run)} rows are printed "
+            f"{len(groups_of_run[0])} times, digit for digit",
             [row.where[0] for row in repeated],
-            f"S = {', '.join(map(str, lengths))}: {len(repeated)} rows, {len(lengths)} measurements",
+            f"S = {', '.join(map(str, lengths))}: {len(repeated)} rows, {len(groups_of_run)} measurements",
         )
 
 
