@@ -43,39 +43,55 @@ def check(cell: Cell, method: Method, kernel: Kernel, problem: Problem, mesh: Me
     count = index.numel() * (1 if group is None else mesh.world_size)
     wide = _reference_dtype(cell, count, problem)
 
-    near = _sample(yardstick.prefix(problem), mesh, problem.seed).to(mesh.device)
-    kernel_errors = yardstick.errors(kernel, problem, near, wide, scale, mesh)
     rows = _gathered_rows(problem, index, wide, scale, group)
+    keys = exact.Keys(problem.k, problem.v, problem.positions_k)
+    if cell.seqlen_global <= EVERY_ROW_UP_TO and not problem.private:
+        kernel_errors = yardstick.on_whole(kernel, rows, keys, problem.q.dtype, mesh)
+    else:
+        near = _sample(yardstick.prefix(problem), mesh, problem.seed).to(mesh.device)
+        kernel_errors = yardstick.on_prefix(kernel, problem, near, wide, scale, mesh)
     prints = _fingerprints(problem)
     answer = _answer(method, problem, index)
     if _fingerprints(problem) != prints:
         raise InputsChangedError(f"{cell.method} wrote into its inputs q, k or v: they must stay as they are")
-    keys = exact.Keys(problem.k, problem.v, problem.positions_k)
     first = 0 if group is None else mesh.rank * index.numel()
     found = compare.norms(answer, rows, keys, slice(first, first + index.numel()), index)
     method_errors = compare.worst(mesh, found)
     problem.clear_grads()
     problem.restore_dout()
     gather.synchronize(mesh)
-    ranks = mesh.world_size
-    totals = {"out": problem.q.shape[1] * ranks, "dk": problem.k.shape[1] * ranks}
+    errors = _graded(method_errors, kernel_errors, cell, method, problem, index.numel(), mesh)
+    check_ms = max(row[0] for row in gather.rows(mesh, [(time.perf_counter() - started) * 1e3]))
+    return Check(errors, "float64" if wide is torch.float64 else "float32", check_ms)
+
+
+def _graded(
+    found: dict[str, compare.Worst],
+    own: dict[str, compare.Worst],
+    cell: Cell,
+    method: Method,
+    problem: Problem,
+    rows_checked: int,
+    mesh: Mesh,
+) -> dict[str, TensorError]:
+    """What was found of each tensor beside what is allowed."""
     roundings = int(method.settings().get("sum_roundings", 0))
     errors = {}
-    for name, error in method_errors.items():
-        own = kernel_errors[name].relative_error
+    for name, error in found.items():
         by_rows = name in ("out", "dq")
-        total = totals["out" if by_rows else "dk"]
+        rows_total = (problem.q if by_rows else problem.k).shape[1] * mesh.world_size
+        elements = rows_total * cell.shape.head_dim * cell.shape.batch
+        kernel_error = own[name].relative_error
         errors[name] = TensorError(
             relative_error=error.relative_error,
-            kernel_relative_error=own,
-            allowed=yardstick.allowed(name, own, cell.shape.dtype, roundings),
-            rows_checked=index.numel() * ranks if by_rows else total,
-            rows_total=total,
+            kernel_relative_error=kernel_error,
+            allowed=yardstick.allowed(name, kernel_error, cell.shape.dtype, roundings, elements),
+            rows_checked=rows_checked * mesh.world_size if by_rows else rows_total,
+            rows_total=rows_total,
             worst_rank=error.rank,
             nonfinite=error.nonfinite,
         )
-    check_ms = max(row[0] for row in gather.rows(mesh, [(time.perf_counter() - started) * 1e3]))
-    return Check(errors, "float64" if wide is torch.float64 else "float32", check_ms)
+    return errors
 
 
 def _sample(seqlen: int, mesh: Mesh, seed: int) -> torch.Tensor:
@@ -107,22 +123,15 @@ def _gathered_rows(
     group: dist.ProcessGroup | None,
 ) -> exact.Rows:
     """Every rank's sampled rows, on every rank that shares its keys with them."""
-
-    def everywhere(mine: torch.Tensor, dim: int) -> torch.Tensor:
-        if group is None:
-            return mine
-        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(parts, mine.contiguous(), group=group)
-        return torch.cat(parts, dim)
-
-    q = problem.q.detach()[:, index].to(wide).contiguous()
+    q = problem.q.detach()[:, index].to(wide)
     dout = None
     if problem.dout is not None:
-        dout = everywhere(_sampled_dout(problem, index).to(wide).contiguous(), 1)
+        dout = exact.everywhere(_sampled_dout(problem, index).to(wide), 1, group)
     positions, visible = (
-        everywhere(tensor, 0) for tensor in (problem.positions_q[index], _visible(problem, index))
+        exact.everywhere(tensor, 0, group)
+        for tensor in (problem.positions_q[index], _visible(problem, index))
     )
-    return exact.Rows(everywhere(q, 1), dout, positions, visible, problem.causal, scale, group)
+    return exact.Rows(exact.everywhere(q, 1, group), dout, positions, visible, problem.causal, scale, group)
 
 
 def _visible(problem: Problem, index: torch.Tensor) -> torch.Tensor:
@@ -151,7 +160,10 @@ def _answer(method: Method, problem: Problem, index: torch.Tensor) -> compare.An
     problem.dout.zero_()
     problem.dout[:, index] = kept
     torch.autograd.backward(out, problem.dout)
-    return compare.Answer(out.detach(), problem.q.grad, problem.k.grad, problem.v.grad)
+    # A gradient that was never written is one of zeros, and wrong.
+    inputs = (problem.q, problem.k, problem.v)
+    grads = (torch.zeros_like(t) if t.grad is None else t.grad for t in inputs)
+    return compare.Answer(out.detach(), *grads)
 
 
 def _fingerprints(problem: Problem) -> list[int]:

@@ -2,8 +2,9 @@
 
     relative error = norm(answer - exact) / norm(exact)      of a group: one half-block of one rank, one head
 
-The worst group of all ranks is the tensor's error. Half-blocks of fewer than ROWS_MIN rows are too short for
-a norm to mean much (a first row's dq is exactly zero): they are joined into ranks, and those into the world.
+The worst group of all ranks is the tensor's error. Groups of fewer than ELEMENTS_MIN numbers are too small
+for a norm to mean much (a first row's dq is exactly zero): half-blocks are joined into ranks, and those into
+the world.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from ringmark.bench import exact, gather
 from ringmark.comm.mesh import Mesh
 
-ROWS_MIN = 16
+ELEMENTS_MIN = 512
 PARTS = 2  # half-blocks of a rank
 _STEP = 4096
 
@@ -30,19 +31,26 @@ class Answer:
     dk: torch.Tensor | None = None
     dv: torch.Tensor | None = None
 
+    def rows(self, index: torch.Tensor) -> Answer:
+        """The answer of some rows and keys, in another order."""
+        if self.dq is None or self.dk is None or self.dv is None:
+            return Answer(self.out[:, index])
+        return Answer(self.out[:, index], self.dq[:, index], self.dk[:, index], self.dv[:, index])
+
 
 @dataclass
 class Norms:
-    """Squared norms (parts x heads) of one tensor on this rank, the rows of a part, what is no number."""
+    """Squared norms (parts x heads) of one tensor on this rank; elements of a group; what is no number."""
 
     difference: torch.Tensor
     reference: torch.Tensor
-    rows: int
+    elements: int
     nonfinite: int = 0
 
     @classmethod
-    def empty(cls, heads: int, rows: int) -> Norms:
-        return cls(torch.zeros(PARTS, heads), torch.zeros(PARTS, heads), rows)
+    def empty(cls, heads: int, elements: int) -> Norms:
+        zeros = torch.zeros(PARTS, heads, dtype=torch.float64)
+        return cls(zeros, zeros.clone(), elements)
 
     def add(self, part: int, answer: torch.Tensor, reference: torch.Tensor) -> None:
         """Count rows (B, R, H, D) of one part; elements that are no number count as zero here."""
@@ -96,7 +104,8 @@ def norms(
         return found
     backward = exact.Backward(rows, keys, out, lse + lse_shift)
     heads, seqlen_k = answer.dk.shape[2], answer.dk.shape[1]
-    dk, dv = Norms.empty(heads, seqlen_k // PARTS), Norms.empty(heads, seqlen_k // PARTS)
+    elements = seqlen_k // PARTS * answer.dk.shape[3] * answer.dk.shape[0]
+    dk, dv = Norms.empty(heads, elements), Norms.empty(heads, elements)
     for part, half in enumerate(halves(seqlen_k)):
         for chunk in exact.chunks(rows, keys, half):
             dk_exact, dv_exact = backward.gradients(chunk)
@@ -122,17 +131,17 @@ def worst(mesh: Mesh, found: dict[str, Norms]) -> dict[str, Worst]:
         reference = gathered[:, start + size : start + 2 * size].view(-1, PARTS, heads)
         nonfinite = int(gathered[:, start + 2 * size].sum())
         start += 2 * size + 1
-        error, rank = _worst_group(difference, reference, norm.rows)
+        error, rank = _worst_group(difference, reference, norm.elements)
         results[name] = Worst(error, rank, nonfinite)
     return results
 
 
-def _worst_group(difference: torch.Tensor, reference: torch.Tensor, rows: int) -> tuple[float, int]:
-    """(error, rank) of squared norms (ranks, parts, heads); short groups are joined first."""
+def _worst_group(difference: torch.Tensor, reference: torch.Tensor, elements: int) -> tuple[float, int]:
+    """(error, rank) of squared norms (ranks, parts, heads); small groups are joined first."""
     by_rank = difference.sum((1, 2))
-    if rows < ROWS_MIN:
+    if elements < ELEMENTS_MIN:
         difference, reference = (t.sum(1, keepdim=True) for t in (difference, reference))
-    if rows * PARTS < ROWS_MIN:
+    if elements * PARTS < ELEMENTS_MIN:
         difference, reference = (t.sum(0, keepdim=True) for t in (difference, reference))
     ratio = difference / reference.clamp_min(1e-60)
     place = int(ratio.flatten().argmax())
@@ -142,7 +151,8 @@ def _worst_group(difference: torch.Tensor, reference: torch.Tensor, rows: int) -
 
 
 def _of_rows(answer: torch.Tensor, reference: torch.Tensor, parts: list[torch.Tensor]) -> Norms:
-    found = Norms.empty(reference.shape[2], min(int(part.sum()) for part in parts))
+    rows = min(int(part.sum()) for part in parts)
+    found = Norms.empty(reference.shape[2], rows * reference.shape[3] * reference.shape[0])
     for number, chosen in enumerate(parts):
         found.add(number, answer[:, chosen], reference[:, chosen])
     return found

@@ -26,13 +26,33 @@ from ringmark.bench import nvml
 from ringmark.bench.nvml import absent, ask
 from ringmark.comm.mesh import Mesh
 
-VARIABLE_PREFIXES = ("NCCL_", "TORCH_", "CUDA_", "OMP_", "NVTE_", "PYTORCH_", "GLOO_", "UCX_", "FI_")
+VARIABLE_PREFIXES = (
+    "NCCL_",
+    "TORCH_",
+    "CUDA_",
+    "OMP_",
+    "NVTE_",
+    "PYTORCH_",
+    "GLOO_",
+    "UCX_",
+    "FI_",
+    "RINGMARK_FABRIC",
+)
 SCHEDULER_IDS = (
     *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES"),
     *("PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID"),
 )
 LIBRARIES = (
-    *("torch", "triton", "numpy", "nvidia-ml-py", "flash-attn", "flash-attn-4", "yunchang", "ring-flash-attn"),
+    *(
+        "torch",
+        "triton",
+        "numpy",
+        "nvidia-ml-py",
+        "flash-attn",
+        "flash-attn-4",
+        "yunchang",
+        "ring-flash-attn",
+    ),
     *("transformer-engine", "transformer-engine-torch", "magi-attention"),
     *("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
 )

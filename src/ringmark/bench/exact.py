@@ -112,6 +112,15 @@ def chunks(rows: Rows, keys: Keys, within: slice) -> Iterator[slice]:
         yield slice(start, min(start + step, within.stop))
 
 
+def everywhere(mine: torch.Tensor, dim: int, group: dist.ProcessGroup | None) -> torch.Tensor:
+    """Every rank's equally large tensor on every rank of the group, joined in rank order."""
+    if group is None:
+        return mine
+    parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, mine.contiguous(), group=group)
+    return torch.cat(parts, dim)
+
+
 def _scores(rows: Rows, queries: torch.Tensor, keys: Keys, part: slice) -> torch.Tensor:
     """scale * Q K^T (B * Hkv, G * R, S_part); -inf where the key comes after the query."""
     scores = torch.bmm(queries, _by_head(keys.k[:, part], rows.wide).transpose(1, 2)).mul_(rows.scale)

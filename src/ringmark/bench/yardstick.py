@@ -1,8 +1,11 @@
 """The kernel's own error on one device: what a method that uses it may be held to.
 
-The kernel attends within the first rows of a rank's own shard, alone, sampled and normalised as the check
-does it. Its backward gets the lse raised by log(keys of the cell / keys here): the weights are then as small
-as in the cell itself, which matters to a 16-bit kernel (fp16 loses bits below 6e-5).
+    a short sequence (every row is checked)   the kernel alone solves the whole problem
+    a long one                                the kernel alone solves a prefix of each rank's shard
+
+Rows, weights and norms are those of the check. On a prefix the backward gets the lse raised by
+log(keys of the cell / keys here): the weights are then as small as in the cell itself, which matters to a
+16-bit kernel (fp16 loses bits below 6e-5).
 """
 
 from __future__ import annotations
@@ -27,45 +30,56 @@ KERNEL_FACTOR = 2.0
 #               this leaves room for five of them (partial results, their sum) on a kernel that rounds once
 ALLOWED_MIN = {"fp64": 64 * 2.0**-53, "fp32": 64 * 2.0**-24, "bf16": 2.0**-8, "fp16": 2.0**-11}
 
-
 # The root mean square error of one rounding, in units of roundoff, and that unit.
 ROUNDING = 0.42
 ROUNDOFF = {"fp64": 2.0**-53, "fp32": 2.0**-24, "bf16": 2.0**-8, "fp16": 2.0**-11}
 
 
-def allowed(name: str, own: float, dtype: str, sum_roundings: int) -> float:
+# A head of fewer numbers in all is too small for norms in 16 bits: one ill-conditioned row makes them.
+ELEMENTS_ENOUGH = 4096
+
+
+def allowed(name: str, own: float, dtype: str, sum_roundings: int, elements: int) -> float:
     """What a tensor may be wrong by: twice the kernel's own error, and what the method says it rounds away.
 
     A method whose sums travel in the cell's own dtype says on how many hops each is rounded: partial sums
-    grow evenly, so n roundings of them add up to sqrt(n / 2) of one rounding of the whole.
+    grow evenly, so n roundings of them add up to sqrt(n / 2) of one rounding of the whole. A problem with few
+    `elements` in a head of all ranks is allowed more, as the root of how far it falls short.
     """
     rounded = ROUNDING * ROUNDOFF[dtype] * math.sqrt(sum_roundings / 2) if name != "out" else 0.0
-    return max(KERNEL_FACTOR * math.hypot(own, rounded), ALLOWED_MIN[dtype])
+    few = math.sqrt(max(1.0, ELEMENTS_ENOUGH / elements)) if dtype in ("bf16", "fp16") else 1.0
+    return few * max(KERNEL_FACTOR * math.hypot(own, rounded), ALLOWED_MIN[dtype])
 
 
-def errors(
-    kernel: Kernel,
-    problem: Problem,
-    index: torch.Tensor,
-    wide: torch.dtype,
-    scale: float,
-    mesh: Mesh,
+def on_whole(
+    kernel: Kernel, rows: exact.Rows, keys: exact.Keys, dtype: torch.dtype, mesh: Mesh
+) -> dict[str, compare.Worst]:
+    """The kernel's worst relative error per tensor where `rows` are all rows of all ranks that share keys."""
+    order = rows.positions.argsort()
+    k, v = (exact.everywhere(tensor.detach(), 1, rows.group)[:, order] for tensor in (keys.k, keys.v))
+    q, dout = (None if tensor is None else tensor[:, order].to(dtype) for tensor in (rows.q, rows.dout))
+    assert q is not None
+    answer = _kernel_answer(kernel, q, k, v, dout, rows.scale, rows.causal)
+    answer = answer.rows(keys.positions)  # this rank's part of it, in its own order
+    index = torch.arange(keys.positions.numel(), device=k.device)
+    first = 0 if rows.group is None else mesh.rank * index.numel()
+    mine = slice(first, first + index.numel())
+    return compare.worst(mesh, compare.norms(answer, rows, keys, mine, index))
+
+
+def on_prefix(
+    kernel: Kernel, problem: Problem, index: torch.Tensor, wide: torch.dtype, scale: float, mesh: Mesh
 ) -> dict[str, compare.Worst]:
     """The kernel's worst relative error per tensor over all ranks, on the rows `index` of a prefix."""
     seqlen = prefix(problem)
     q, k, v = (tensor.detach()[:, :seqlen].contiguous() for tensor in (problem.q, problem.k, problem.v))
-    out, lse = kernel.forward(q, k, v, scale, problem.causal)
-    answer, ratio, dout = compare.Answer(out), problem.keys_total / seqlen, None
-    shift = math.log(ratio)
+    ratio, dout = problem.keys_total / seqlen, None
     visible = (index + 1 if problem.causal else torch.full_like(index, seqlen)) * ratio
     if problem.dout is not None:
         dout = torch.zeros_like(q)
         dout[:, index] = problem.dout[:, index] * compare.row_weights(visible).to(q.dtype)[:, None, None]
-        delta = row_dot(dout, out)
-        grads = kernel.backward(
-            dout, q, k, v, lse + shift, delta, scale, problem.causal, out if kernel.needs_out else None
-        )
-        answer = compare.Answer(out, *grads)
+    shift = math.log(ratio)
+    answer = _kernel_answer(kernel, q, k, v, dout, scale, problem.causal, shift)
     rows = exact.Rows(
         q=q[:, index].to(wide),
         dout=None if dout is None else dout[:, index].to(wide),
@@ -83,3 +97,22 @@ def errors(
 def prefix(problem: Problem) -> int:
     """How many rows of this rank's shard the yardstick uses."""
     return min(problem.q.shape[1], problem.k.shape[1], ROWS_MAX)
+
+
+def _kernel_answer(
+    kernel: Kernel,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dout: torch.Tensor | None,
+    scale: float,
+    causal: bool,
+    lse_shift: float = 0.0,
+) -> compare.Answer:
+    out, lse = kernel.forward(q, k, v, scale, causal)
+    if dout is None:
+        return compare.Answer(out)
+    delta, needed = row_dot(dout, out), out if kernel.needs_out else None
+    return compare.Answer(
+        out, *kernel.backward(dout, q, k, v, lse + lse_shift, delta, scale, causal, out=needed)
+    )
