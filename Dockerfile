@@ -22,7 +22,9 @@ ARG MAX_JOBS=8
 ENV PIP_CONSTRAINT="" PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 WORKDIR /build
 COPY envs/image-build.lock ./
-RUN pip download --no-deps --no-build-isolation --no-binary :all: --require-hashes -r image-build.lock -d sdist
+# pip asks each archive for its name and version; SKIP_CUDA_BUILD answers that without the compiler.
+RUN FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE \
+    pip download --no-deps --no-build-isolation --no-binary :all: --require-hashes -r image-build.lock -d sdist
 COPY envs/flash-attn/opt_bwd.patch ./
 # FORCE_BUILD: without it setup.py would download a ready, unpatched wheel.
 RUN mkdir flash-attn \
