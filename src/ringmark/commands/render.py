@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ringmark.errors import UserError
+
+if TYPE_CHECKING:
+    from ringmark.tables.render import Renderer
 
 HELP = "render the tables of a campaign (or of all) from its records"
 
@@ -19,19 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ringmark.tables import campaign, render
+    from ringmark.tables import render
 
     if (args.campaign is None) != args.all:
         raise UserError("name one campaign, or give --all")
-    asked = campaign.every() if args.all else [campaign.find(args.campaign)]
-    files: render.Files = {}
-    for one in asked:
-        root = None if args.out and args.templates else campaign.project_root(one)
-        out = args.out or (root or Path()) / "paper_tables"
-        render.refuse_unchecked(one)
-        files.update(
-            render.campaign_files(one, out, args.templates or (root or Path()) / "paper_tables/templates")
-        )
+    files = rendered(args).files
     if args.check:
         stale = render.stale(files)
         for path in stale:
@@ -39,11 +35,30 @@ def run(args: argparse.Namespace) -> int:
         print(f"{len(files)} files, {len(stale)} stale")
         return 1 if stale else 0
     written = render.write(files)
-    pages = [path for path in files if path.suffix == ".md"]
-    for path in pages:
-        print(shown(path))
+    for path in files:
+        if path.suffix == ".md" and path.name != "forms.md":
+            print(shown(path))
     print(f"{len(files)} files, {len(written)} written, the others were up to date")
     return 0
+
+
+def rendered(args: argparse.Namespace) -> Renderer:
+    """Everything that was asked for, in memory."""
+    from ringmark.tables import campaign, render
+
+    results = Path("results")
+    asked = campaign.every(results) if args.all else [campaign.find(args.campaign, results)]
+    root = campaign.project_root(asked[0] if asked else None, args.templates)
+    out = args.out or root / "paper_tables"
+    renderer = render.Renderer(root, out, args.templates or root / "paper_tables" / "templates")
+    for one in asked:
+        render.refuse_unchecked(one)
+        renderer.campaign(one)
+    if args.all and (results / "published" / "claims.csv").exists():
+        renderer.published(results / "published" / "claims.csv")
+    if args.out is None:  # a rehearsal elsewhere leaves the project's own pages alone
+        renderer.blocks(whole=args.all)
+    return renderer
 
 
 def shown(path: Path) -> str:

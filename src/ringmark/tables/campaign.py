@@ -55,10 +55,14 @@ def every(results: Path = Path("results")) -> list[Campaign]:
     return [Campaign(path.parent) for path in sorted(results.glob("*/records")) if path.is_dir()]
 
 
-def project_root(campaign: Campaign | None = None) -> Path:
-    """The folder that holds paper_tables/templates: the working directory or one above it or the campaign."""
-    starts = [Path.cwd()] + ([campaign.folder.resolve()] if campaign else [])
-    for start in starts:
+def project_root(campaign: Campaign | None, templates: Path | None) -> Path:
+    """The folder that holds paper_tables/templates: the working directory, one above it or the campaign.
+
+    With templates of their own, tables go under the working directory.
+    """
+    if templates is not None:
+        return Path()
+    for start in [Path.cwd(), *([campaign.folder.resolve()] if campaign else [])]:
         for folder in (start, *start.parents):
             if (folder / "paper_tables" / "templates").is_dir():
                 return folder

@@ -9,10 +9,11 @@ from typing import Any
 import yaml
 
 from ringmark.flops import FORMULA
-from ringmark.tables import comparison, facts
+from ringmark.tables import comparison, facts, verdicts
 from ringmark.tables.collect import Collected
-from ringmark.tables.group import PHASE_TITLES, Group, groups
+from ringmark.tables.group import PHASE_TITLES, Group
 from ringmark.tables.table import Table
+from ringmark.tables.verdicts import VerdictView
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Page:
     links: facts.Facts
     ran_header: tuple[str, ...]
     ran_lines: list[list[str]]
+    verdicts: VerdictView | None
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -61,8 +63,8 @@ def choices() -> dict[str, Any]:
     return loaded
 
 
-def page(collected: Collected) -> Page:
-    """The page of a campaign's rows."""
+def page(collected: Collected, found: list[Group]) -> Page:
+    """The page of a campaign's rows, in their groups."""
     bases = choices()["speedup_bases"]
     config = collected.campaign.beside("campaign.json") or {}
     ran_header, ran_lines = facts.what_ran(collected.rows)
@@ -70,13 +72,14 @@ def page(collected: Collected) -> Page:
         name=collected.campaign.name,
         title=str(config.get("title") or collected.campaign.name),
         summary=facts.summary(collected),
-        groups=tuple(group_view(group, bases) for group in groups(collected.rows)),
+        groups=tuple(group_view(group, bases) for group in found),
         formula=FORMULA,
         protocol=facts.protocol(collected.rows),
         machine=facts.machine(collected.environments, collected.rows),
         links=facts.links(collected.campaign.beside("preflight.json")),
         ran_header=ran_header,
         ran_lines=ran_lines,
+        verdicts=verdicts.given(collected.rows, collected.campaign.folder.parent),
     )
 
 

@@ -1,34 +1,90 @@
 """Render: a campaign's records as the files of paper_tables/, written only where they differ.
 
-The files are made in memory first. `check` holds them against what is there and writes nothing.
+The files are made in memory first. `stale` holds them against what is there and writes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ringmark.errors import UserError
+from ringmark.published.claim import read_csv
 from ringmark.record import write_atomic
-from ringmark.tables import collect, csvtable, latex, page, templates
+from ringmark.tables import (
+    blocks,
+    collect,
+    csvtable,
+    formpage,
+    group,
+    headline,
+    latex,
+    macros,
+    page,
+    publishedpage,
+    templates,
+)
 from ringmark.tables.campaign import Campaign
+from ringmark.tables.table import Table
 
 Files = dict[Path, str]
 
 
-def campaign_files(campaign: Campaign, out: Path, template_folder: Path) -> Files:
-    """Every file of a campaign, by path: its page, its tables, and the tidy table that they come from."""
-    collected = collect.collect(campaign)
-    made = page.page(collected)
-    environment = templates.load(template_folder)
-    files: Files = {
-        campaign.folder / "cells.csv": collect.csv_text(collected.rows),
-        out / f"{campaign.name}.md": templates.fill(environment, "campaign.md.j2", page=made),
-    }
-    for table in made.tables:
-        files[out / campaign.name / f"{table.name}.tex"] = latex.table_text(table)
-        files[out / campaign.name / f"{table.name}.csv"] = csvtable.table_text(table)
-    return files
+@dataclass
+class Renderer:
+    """Where templates come from and tables go to; what was rendered so far, in memory."""
+
+    root: Path  # of the Markdown files that have blocks
+    out: Path
+    template_folder: Path
+    files: Files = field(default_factory=dict)
+    headlines: dict[str, headline.Headline | None] = field(default_factory=dict)
+
+    def fill(self, template: str, **values: object) -> str:
+        return templates.fill(templates.load(self.template_folder), template, **values)
+
+    def campaign(self, campaign: Campaign) -> None:
+        """A campaign's page, tables, forms and figures for prose, and the tidy table that they come from."""
+        collected = collect.collect(campaign)
+        found = group.groups(collected.rows)
+        made = page.page(collected, found)
+        forms = formpage.form_groups(found)
+        self.files[campaign.folder / "cells.csv"] = collect.csv_text(collected.rows)
+        self.files[self.out / f"{campaign.name}.md"] = self.fill("campaign.md.j2", page=made)
+        folder = self.out / campaign.name
+        self.files[folder / "forms.md"] = self.fill(
+            "forms.md.j2", name=campaign.name, title=made.title, groups=forms
+        )
+        self.files[folder / "numbers.tex"] = macros.text(campaign.name, found)
+        self._tables(folder, [*made.tables, *(table for one in forms for table in one.tables)])
+        self.headlines[campaign.name] = headline.headline(campaign.name, found)
+
+    def published(self, claims_file: Path) -> None:
+        """The page and the tables of the published claims."""
+        made = publishedpage.page(read_csv(claims_file))
+        self.files[self.out / "published.md"] = self.fill("published.md.j2", page=made)
+        self._tables(self.out / "published", made.all_tables)
+
+    def blocks(self, *, whole: bool) -> None:
+        """The blocks of Markdown files; with `whole`, those of campaigns without records too."""
+        for path in blocks.pages(self.root):
+            text = path.read_text(encoding="utf-8")
+            filled = blocks.filled(text, lambda name, path=path: self._block(name, path, whole), path)  # type: ignore[misc]
+            if blocks.any_in(text):
+                self.files[path] = filled
+
+    def _block(self, name: str, where: Path, whole: bool) -> str | None:
+        kind, campaigns = blocks.source(name, where)
+        known = next((found for each in campaigns if (found := self.headlines.get(each))), None)
+        if known is None and not whole:
+            return None
+        return self.fill(f"block_{kind}.md.j2", headline=known)
+
+    def _tables(self, folder: Path, tables: Iterable[Table]) -> None:
+        for table in tables:
+            self.files[folder / f"{table.name}.tex"] = latex.table_text(table)
+            self.files[folder / f"{table.name}.csv"] = csvtable.table_text(table)
 
 
 def stale(files: Files) -> list[Path]:

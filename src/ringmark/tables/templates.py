@@ -9,7 +9,7 @@ from jinja2 import FileSystemLoader, StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
 from ringmark.errors import UserError
-from ringmark.tables import csvtable, latex, markdown
+from ringmark.tables import csvtable, formpage, latex, markdown
 
 
 def load(folder: Path) -> SandboxedEnvironment:
@@ -31,13 +31,22 @@ def load(folder: Path) -> SandboxedEnvironment:
         latex=latex.table_text,
         latex_text=latex.escape,
         csv=csvtable.table_text,
+        rules=formpage.rules_text,
+        with_unit=_with_unit,
     )
     return environment
 
 
-def fill(environment: SandboxedEnvironment, name: str, **values: Any) -> str:
+def _with_unit(text: str, unit: str) -> str:
+    """A number with its unit; a word stands alone."""
+    return f"{text} {unit}" if text.replace(".", "", 1).isdecimal() else text
+
+
+def fill(environment: SandboxedEnvironment, template: str, **values: Any) -> str:
     """A template's text; what is wrong with a template is told in one sentence."""
     try:
-        return environment.get_template(name).render(**values)
+        return environment.get_template(template).render(**values)
     except TemplateError as error:
-        raise UserError(f"template {name}: {error or type(error).__name__}; correct the template") from None
+        raise UserError(
+            f"template {template}: {error or type(error).__name__}; correct the template"
+        ) from None
