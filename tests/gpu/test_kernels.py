@@ -253,7 +253,7 @@ def test_speed_is_reported(name, causal):
 
 
 def test_merges_run_at_memory_speed():
-    """At 16384 x 40 x 128 a fold or an addition moves 840 MB: at most three times as long as a copy of that."""
+    """At 16384 x 40 x 128 a fold or an addition moves 840 MB: at most three times a copy of that."""
     out = torch.randn(1, 16384, 40, 128, device=CUDA, dtype=torch.bfloat16)
     acc, lse_acc = merge.accumulators(out)
     lse = torch.randn(1, 40, 16384, device=CUDA)

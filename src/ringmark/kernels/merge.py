@@ -40,6 +40,8 @@ def fold_(
     `first`: the accumulators hold nothing worth reading yet (they may be torch.empty), write them.
     `into`: this is the last fold of these rows, so write the rounded result there instead of into out_acc.
     """
+    if out.numel() == 0:
+        return
     if out.is_cuda and out.dtype != torch.float64:
         from ringmark.kernels._merge_triton import fold_on_gpu
 
@@ -76,5 +78,11 @@ def add_(acc: torch.Tensor, part: torch.Tensor, *, first: bool = False) -> None:
     """acc += part across dtypes in one pass over memory; `first`: acc holds nothing yet, write it."""
     if first:
         acc.copy_(part)
-    else:
-        acc.add_(part)
+        return
+    if part.is_cuda and part.numel():
+        from ringmark.kernels import _merge_triton
+
+        if _merge_triton.can_add(acc, part):
+            _merge_triton.add_on_gpu(acc, part)
+            return
+    acc.add_(part)
