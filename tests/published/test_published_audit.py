@@ -161,7 +161,7 @@ def test_shares_against_the_profiles_rows() -> None:
     assert of(findings(log=profile + report), "profile_shares") == []
     wrong = report.replace("75.00 %", "0.75 %")
     found = of(findings(log=profile + wrong), "profile_shares")
-    assert [f.where for f in found] == [("log:29", "log:3")] or found[0].where[1] == "log:3"
+    assert [(f.certainty, f.where[1]) for f in found] == [(Certainty.CONTRADICTION, "log:3")]
     assert "a fraction under a % sign" in found[0].arithmetic
 
 
@@ -190,8 +190,9 @@ def test_throughput_against_latency_and_repeats() -> None:
     assert len(of(findings(page=text.replace("| 320.000 |", "| 321.000 |")), "throughput")) == 1
     table = text[text.index("| ring type") :]
     assert "6 rows are printed 2 times" in of(findings(page=text + table), "repeats")[0].what
-    other = (text + table)[::-1].replace("421", "521", 1)[::-1]
-    assert of(findings(page=other), "repeats", Certainty.SUSPECT) or other == text + table
+    again = table.replace("| 400.2 |", "| 400.3 |")
+    found = of(findings(page=text + again), "repeats", Certainty.SUSPECT)
+    assert ["one run printed with different numbers" in f.what for f in found] == [True]
     log = "`./logs/usp-2025_05_01_10_00_00.log`\n"
     twice = tool_logs.readme().replace(log, log + log)
     assert "one log is named twice" in of(findings(page=twice), "repeats")[0].what

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ringmark import record as records
@@ -93,7 +93,14 @@ def read_campaign(folder: Path) -> list[Measured]:
     paths = sorted((folder / "records").rglob("*.json"))
     if not paths:
         raise UserError(f"{folder} holds no records: name a campaign's folder, such as results/<campaign>")
-    return fold_repeats([from_record(records.read(path)) for path in paths])
+    return fold_repeats(name_devices([from_record(records.read(path)) for path in paths]))
+
+
+def name_devices(rows: Sequence[Measured]) -> list[Measured]:
+    """Cells that ended before they could name their device get the campaign's, where it has only one."""
+    names = {row.device for row in rows if row.device}
+    only = names.pop() if len(names) == 1 else None
+    return [row if row.device else replace(row, device=only) for row in rows]
 
 
 def fold_repeats(rows: Sequence[Measured]) -> list[Measured]:
