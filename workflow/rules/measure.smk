@@ -11,9 +11,10 @@ rule plan:
         f"{CAMPAIGN.folder}/logs/plan.log",
     localrule: True
     params:
+        ringmark=dag.RINGMARK,
         config=CAMPAIGN.as_json,
     shell:
-        "{dag.RINGMARK} plan --from-json {params.config:q} > {log} 2>&1"
+        "{params.ringmark} plan --from-json {params.config:q} > {log} 2>&1"
 
 
 rule measure:
@@ -24,5 +25,7 @@ rule measure:
     log:
         f"{CAMPAIGN.folder}/logs/{{job}}.log",
     threads: workflow.cores or 1
+    params:
+        ringmark=dag.RINGMARK,
     shell:
-        "{dag.RINGMARK} job {input.job} --done {output.done} 2>&1 | tee {log}"
+        "{params.ringmark} job {input.job} --done {output.done} 2>&1 | tee {log}"

@@ -6,8 +6,11 @@ rule collect:
     log:
         f"{CAMPAIGN.folder}/logs/collect.log",
     localrule: True
+    params:
+        ringmark=dag.RINGMARK,
+        folder=CAMPAIGN.folder,
     shell:
-        "{dag.RINGMARK} collect {CAMPAIGN.folder} > {log} 2>&1"
+        "{params.ringmark} collect {params.folder} > {log} 2>&1"
 
 
 rule render:
@@ -19,5 +22,8 @@ rule render:
     log:
         f"{CAMPAIGN.folder}/logs/render.log",
     localrule: True
+    params:
+        ringmark=dag.RINGMARK,
+        folder=CAMPAIGN.folder,
     shell:
-        "{dag.RINGMARK} render {CAMPAIGN.folder} > {log} 2>&1"
+        "{params.ringmark} render {params.folder} > {log} 2>&1"

@@ -126,12 +126,9 @@ def time_cell(
     cell: Cell, asked: Asked, body: Callable[[], None], mesh: Mesh
 ) -> tuple[Timing, tuple[int, int]]:
     """The cell's timing, and the bytes (intra, inter) that the busiest rank sends in one iteration."""
-    first = timer.first_call_ms(body, mesh)
     mesh.traffic.reset()
-    for index in range(asked.warmup):
-        body()
-        if index == 0:
-            sent = (mesh.traffic.intra, mesh.traffic.inter)
+    first = timer.first_call_ms(body, mesh)
+    sent = (mesh.traffic.intra, mesh.traffic.inter)
     series: dict[Any, Series] = {name: timer.measure(body, mesh, name, asked) for name in asked.protocols}
     counts = torch.tensor(sent, dtype=torch.int64, device=mesh.device)
     dist.all_reduce(counts, op=dist.ReduceOp.MAX)

@@ -1,4 +1,4 @@
-"""delta = rowsum(dout * out) as one Triton kernel: both tensors are read once, a float32 number a row written.
+"""delta = rowsum(dout * out) as one Triton kernel: each tensor read once, one float32 number a row written.
 
 Plain torch makes float32 copies of both first, seven times the bytes of this.
 """
