@@ -13,7 +13,6 @@ ARG CPU_BASE_IMAGE=docker.io/library/python:3.11-slim-bookworm
 
 # ---- build: the two extensions that are compiled against the base's own torch and CUDA -----------------
 FROM ${BASE_IMAGE} AS build
-SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # 80 is A100, 90 is H100 and H200; fewer architectures build faster.
 ARG CUDA_ARCHS="80;90"
 # Compilers at once; each takes several GB of memory.
@@ -37,7 +36,6 @@ RUN NVTE_FRAMEWORK=pytorch NVTE_CUDA_ARCHS="${CUDA_ARCHS}" MAX_JOBS="${MAX_JOBS}
 
 # ---- runtime: the GPU image ------------------------------------------------------------------------------
 FROM ${BASE_IMAGE} AS runtime
-SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 ENV PIP_CONSTRAINT="" PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 COPY envs/image.lock /opt/ringmark/
 RUN pip uninstall -y transformer-engine flash-attn \
