@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ringmark import image
+from ringmark.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 DIGEST = "sha256:" + hashlib.sha256(b"a base").hexdigest()
@@ -115,7 +116,7 @@ def test_a_file_for_the_runtime_is_made_from_the_image(place, builder, runtime, 
         place, "--runtime", runtime, "--tag", "localhost/x:1", programs=[builder, tool]
     )
     assert done.returncode == 0, done.stderr
-    assert written["archive"] == f"build/image.{kind}"
+    assert written["archive"] == f"build/image.{kind}" == image.read(place / "checkout" / image.RESULT).name
     assert (place / "checkout" / written["archive"]).exists()
     assert source in next(words for words in asked if words[0] == tool)
     assert not list((place / "checkout/build").glob("*.oci.tar"))
@@ -147,6 +148,14 @@ def test_what_cannot_be_built_is_told_in_one_sentence(place, words, programs, va
     assert told in last
     assert "Traceback" not in done.stderr
     assert written is None
+
+
+def test_what_was_built_is_read_back(place):
+    with pytest.raises(UserError, match="run 'ringmark image'"):
+        image.read(place / image.RESULT)
+    _, _, written = ringmark_image(place, "--tag", "localhost/x:1")
+    assert image.read(place / "checkout" / image.RESULT).image_id == written["image_id"]
+    assert image.read(place / "checkout" / image.RESULT).name == "localhost/x:1"
 
 
 def test_a_dry_run_starts_nothing(place):

@@ -1,13 +1,15 @@
-"""The image: who builds it, in which words, from which files. Pure: it starts nothing and loads no torch."""
+"""The image: who builds it, in which words, from which files. It starts nothing and loads no torch."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from ringmark import schema
 from ringmark.errors import UserError
 
 Builder = Literal["docker", "podman", "buildah"]
@@ -41,6 +43,20 @@ class Image:
     attestations: str
     packages: str
     archive: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What a launcher gives to the runtime: the file made for it, or the name in the builder's store."""
+        return self.archive or self.reference
+
+
+def read(path: Path = RESULT) -> Image:
+    """The image that `ringmark image` wrote down."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise UserError(f"{path} does not say what image was built: run 'ringmark image'") from None
+    return schema.load(Image, data, str(path))
 
 
 def inputs(root: Path = Path(".")) -> list[str]:
