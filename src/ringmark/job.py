@@ -6,6 +6,7 @@ once for a job, and again only for what is left after a failure.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass, field
@@ -59,6 +60,11 @@ class Job:
     def pending(self) -> list[int]:
         """The items without their record, by index."""
         return [index for index, item in enumerate(self.items) if not item.done()]
+
+
+def part(job: Job, name: str, items: list[Item], folder: Path) -> Job:
+    """A job like another, of other items."""
+    return dataclasses.replace(job, id=name, items=items, folder=str(folder / name))
 
 
 def digest(items: list[Item]) -> str:

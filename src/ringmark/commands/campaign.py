@@ -1,26 +1,55 @@
-"""ringmark campaign: a whole campaign on this host without a workflow engine."""
+"""ringmark campaign: a campaign, or a part of it, on this host without a workflow engine."""
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections import Counter
 from pathlib import Path
 
 from ringmark import config as configs
+from ringmark import job as jobs
 from ringmark import supervise
 from ringmark.commands import plan
+from ringmark.errors import UserError
 
-HELP = "measure a whole campaign on this host, job after job (for hosts without Snakemake)"
+HELP = "measure a campaign on this host, job after job (for hosts without Snakemake)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, help="a config file, like config/h200x8.yaml")
     parser.add_argument("--results", type=Path, default=Path("results"), help="where campaigns live")
+    parser.add_argument(
+        "--match",
+        metavar="REGEX",
+        help="only cells whose key matches, like '/S131072_fwd_bwd$' (one run for all)",
+    )
+    parser.add_argument("--repeat", type=int, help="only this repeat, counted from 0")
 
 
 def run(args: argparse.Namespace) -> int:
+    config = configs.read(args.config)
+    planned = plan.write(config, args.results)
+    if args.match is not None or args.repeat is not None:
+        planned = matching(planned, args.match or "", args.repeat, args.results / config.campaign)
     counts: Counter[str] = Counter()
-    for job, path in plan.write(configs.read(args.config), args.results):
+    for job, path in planned:
         counts.update(found.status.value for found in supervise.run(job, path))
     print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
     return 0
+
+
+def matching(planned: list[tuple[jobs.Job, Path]], pattern: str, folder: Path) -> list[tuple[jobs.Job, Path]]:
+    """One job of all cells that match, so that they share a run."""
+    try:
+        wanted = re.compile(pattern)
+    except re.error as error:
+        raise UserError(f"--match {pattern!r} is no regular expression: {error}") from None
+    items = [item for job, _ in planned for item in job.items if wanted.search(item.cell.key)]
+    items = [item for item in items if repeat in (None, item.asked.repeat)]
+    if not items:
+        raise UserError(f"nothing matches {pattern!r}: 'ringmark cells' lists the keys of a config's cells")
+    made = jobs.part(planned[0][0], f"part-{jobs.digest(items)}", items, folder / "jobs")
+    path = folder / "jobs" / f"{made.id}.job.json"
+    jobs.save(made, path)
+    return [(made, path)]
