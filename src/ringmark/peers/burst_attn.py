@@ -23,7 +23,7 @@ class Method(Peer):
     label = "BurstAttention (original)"
     library = "burst_attn"
     distribution = "burst-attn"
-    obtain = "it is on no package index: take the folder Burst-Attention of the commit in envs/upstreams.yaml"
+    obtain = "no package index has it: take the folder Burst-Attention of the commit in envs/peers.yaml"
     also_needs: ClassVar = {
         "bmtrain": "BurstAttention imports it unconditionally: pip install bmtrain",
         "flash_attn": "it computes with flash-attn 2.6 or earlier",

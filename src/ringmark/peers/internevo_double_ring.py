@@ -23,7 +23,7 @@ class Method(Peer):
     label = "InternEvo double ring"
     library = "internlm"
     distribution = "InternEvo"
-    obtain = "the published package lacks the double ring: take the commit in envs/upstreams.yaml"
+    obtain = "the published package lacks the double ring: take the commit in envs/peers.yaml"
     also_needs: ClassVar = {"flash_attn": "it computes with flash-attn 2.6 or earlier"}
     backends: ClassVar = {"flash2": "flash_attn"}
     default_options: ClassVar = {"window": 0}  # ranks in a window; 0 is a node
