@@ -39,7 +39,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def matching(planned: list[tuple[jobs.Job, Path]], pattern: str, folder: Path) -> list[tuple[jobs.Job, Path]]:
+def matching(
+    planned: list[tuple[jobs.Job, Path]], pattern: str, repeat: int | None, folder: Path
+) -> list[tuple[jobs.Job, Path]]:
     """One job of all cells that match, so that they share a run."""
     try:
         wanted = re.compile(pattern)
