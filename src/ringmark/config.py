@@ -14,7 +14,9 @@ from pathlib import Path
 import yaml
 
 from ringmark import catalog, fabric, job, schema
+from ringmark import cluster as clusters
 from ringmark.cell import Cell, MeshShape, Phase, Shape, parse_row
+from ringmark.cluster import Cluster
 from ringmark.errors import UserError, nearest
 from ringmark.record import Asked, Protocol, record_path
 
@@ -149,6 +151,7 @@ def asked(config: Config, repeat: int) -> Asked:
 def jobs(config: Config, results: Path) -> list[job.Job]:
     """The campaign as jobs: blocks stay whole and in one run, methods shuffled inside them by the seed."""
     folder = results / config.campaign
+    site = cluster_of(config)
     made: list[job.Job] = []
     for repeat in range(config.repeats):
         shuffle = random.Random(f"{config.seed}/{repeat}")
@@ -156,22 +159,39 @@ def jobs(config: Config, results: Path) -> list[job.Job]:
         for block in blocks(config):
             shuffle.shuffle(block)
             if batch and len(batch) + len(block) > config.cells_per_job:
-                made.append(_job(config, repeat, len(made), batch, folder))
+                made.append(_job(config, site, repeat, len(made), batch, folder))
                 batch = []
             batch += [
                 job.Item(cell, asked(config, repeat), str(folder / record_path(cell, repeat)))
                 for cell in block
             ]
-        made.append(_job(config, repeat, len(made), batch, folder))
+        made.append(_job(config, site, repeat, len(made), batch, folder))
     return made
 
 
-def fabric_of(config: Config) -> str | None:
-    """The fabric between the nodes: the one that is named; nodes that are only a view have their own."""
-    return config.fabric or (fabric.VIRTUAL if config.virtual_nodes else None)
+def cluster_of(config: Config) -> Cluster | None:
+    """The cluster that a config names, large enough for its mesh."""
+    if config.cluster is None:
+        return None
+    site = clusters.read(Path(config.cluster))
+    site.check_fits(config.mesh, config.virtual_nodes)
+    return site
 
 
-def _job(config: Config, repeat: int, index: int, items: list[job.Item], folder: Path) -> job.Job:
+def variables_of(config: Config, site: Cluster | None) -> dict[str, str]:
+    """What every rank finds in its environment: the fabric's variables, and over them the cluster file's own.
+
+    The config's fabric wins over the cluster's; nodes that are only a view have a fabric of their own.
+    """
+    named = config.fabric or (fabric.VIRTUAL if config.virtual_nodes else None)
+    if named is None and site is not None:
+        named = site.fabric
+    return {**fabric.variables(named), **(site.env if site is not None else {})}
+
+
+def _job(
+    config: Config, site: Cluster | None, repeat: int, index: int, items: list[job.Item], folder: Path
+) -> job.Job:
     name = f"{index:03d}-r{repeat}-{job.digest(items)}"
     return job.Job(
         id=name,
@@ -181,7 +201,8 @@ def _job(config: Config, repeat: int, index: int, items: list[job.Item], folder:
         folder=str(folder / "jobs" / name),
         device=config.device,
         virtual_nodes=config.virtual_nodes,
-        env=fabric.variables(fabric_of(config)),
+        env=variables_of(config, site),
+        cluster=site,
         cell_limit_s=config.cell_limit_s,
         start_limit_s=config.start_limit_s,
     )

@@ -15,6 +15,7 @@ from typing import Literal
 
 from ringmark import record, schema
 from ringmark.cell import Cell, MeshShape
+from ringmark.cluster import Cluster
 from ringmark.errors import UserError
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -49,6 +50,7 @@ class Job:
     device: Device = "auto"
     virtual_nodes: bool = False
     env: dict[str, str] = field(default_factory=dict)  # variables of every rank, the fabric's among them
+    cluster: Cluster | None = None  # None: this host
     cell_limit_s: float = 600.0
     start_limit_s: float = 300.0
 
@@ -69,7 +71,7 @@ def part(job: Job, name: str, items: list[Item], folder: Path) -> Job:
 
 def digest(items: list[Item]) -> str:
     """Eight characters that change when what is asked changes."""
-    text = json.dumps([[item.cell.key, schema.dump(item.asked)] for item in items], sort_keys=True)
+    text = json.dumps([[item.cell.key, item.out, schema.dump(item.asked)] for item in items], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

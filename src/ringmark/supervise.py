@@ -14,14 +14,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
-from ringmark import diagnose, launch, record
+from ringmark import diagnose, record
 from ringmark import job as jobs
 from ringmark.bench import progress
 from ringmark.errors import UserError
 from ringmark.record import Failure, Record, Status
+from ringmark.site import Site
 
 POLL_S = 0.1
+POLL_SHARED_S = 1.0  # a shared file system is not asked more often
 GRACE_S = 3.0
+GRACE_SRUN_S = 45.0  # srun waits for the last of its tasks, by default 30 s
+SEEN_S = 10.0  # how long a file that another node wrote may take to be seen here
+START_ATTEMPTS = 2  # a port may have been taken between finding it free and using it
 SILENT_S = 5.0
 Say = Callable[[str], None]
 
@@ -31,9 +36,17 @@ def run(job: jobs.Job, job_file: Path, say: Say = print) -> list[Record]:
     check_writable(Path(job.folder))
     with only_one(job):
         clock = Eta(len(job.pending()), say)
-        fruitless = 0
-        while todo := job.pending():
-            end = World(job, job_file, todo, clock).watch()
+        site = Site(job) if job.pending() else None
+        fruitless = not_started = 0
+        while (todo := job.pending()) and site is not None:
+            try:
+                end = World(job, job_file, todo, clock, site).watch()
+            except NotStartedError as error:
+                not_started += 1
+                if not_started == START_ATTEMPTS or not site.hosts:
+                    raise
+                say(f"{error}; once more")
+                continue
             finished = len(todo) - len(job.pending())
             if end is not None:
                 blame(job, end)
@@ -51,20 +64,25 @@ class End:
         self.item, self.status, self.failure, self.run_id = item, status, failure, run_id
 
 
+class NotStartedError(UserError):
+    """A world that began no cell."""
+
+
 class World:
     """One world of ranks: a process of ours and the folder that it reports to."""
 
-    def __init__(self, job: jobs.Job, job_file: Path, items: list[int], clock: Eta) -> None:
-        self.job, self.items, self.clock = job, items, clock
+    def __init__(self, job: jobs.Job, job_file: Path, items: list[int], clock: Eta, site: Site) -> None:
+        self.job, self.items, self.clock, self.site = job, items, clock, site
         self.run_id = f"{time.strftime('%Y%m%dT%H%M%S')}-{uuid4().hex[:6]}"
         self.folder = Path(job.folder, self.run_id)
         self.folder.mkdir(parents=True)
         self.log = self.folder / "log.txt"
-        command = launch.local_world(job.mesh, str(job_file), items, self.run_id, job.env)
+        progress.supervise(self.folder)
+        command = site.command(job_file, items, self.run_id)
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
                 command.argv,
-                env={**os.environ, **command.env},
+                env={**site.environ(), **command.env},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -76,6 +94,7 @@ class World:
         current, since, told = -1, time.monotonic(), set[int]()
         try:
             while self.process.poll() is None:
+                progress.supervise(self.folder)
                 where = progress.ranks(self.folder, self.job.mesh.world_size)
                 item = max((at.item for at in where.values()), default=-1)
                 if item != current:
@@ -83,18 +102,29 @@ class World:
                     self.tell_finished(told)
                 limit = self.job.start_limit_s if current < 0 else self.job.cell_limit_s
                 if time.monotonic() - since > limit:
+                    self.check_allocation()
                     quiet = progress.silent(self.folder, self.job.mesh.world_size, SILENT_S)
                     return self.end(diagnose.hung(where, quiet, limit, self.tail()), where)
-                time.sleep(POLL_S)
+                time.sleep(POLL_SHARED_S if self.site.hosts else POLL_S)
         finally:
             self.kill()
         self.tell_finished(told)
         if self.process.returncode == 0:
             return None
+        self.check_allocation()
         size = self.job.mesh.world_size
+        progress.wait_for_reasons(self.folder, size, SEEN_S if self.site.hosts else 0.0)
         where = progress.ranks(self.folder, size)
         said, codes = progress.failures(self.folder, size), progress.exits(self.folder, size)
         return self.end(diagnose.died(said, codes, where, self.process.returncode, self.tail()), where)
+
+    def check_allocation(self) -> None:
+        """An allocation that is cancelled, out of time or without a node is no cell's failure."""
+        if state := self.site.over():
+            raise UserError(
+                f"the allocation of job {self.job.id} has ended ({state}): "
+                "run again, what is measured is kept"
+            )
 
     def tell_finished(self, told: set[int]) -> None:
         """Say which cells got their record since the last look."""
@@ -112,22 +142,26 @@ class World:
         status, failure = verdict
         if not any(at.item >= 0 for at in where.values()):
             words = [line for line in self.tail().splitlines() if line.strip()]
-            raise UserError(f"the ranks did not start: {failure.reason}: {words[-1] if words else 'no log'}")
+            raise NotStartedError(
+                f"the ranks did not start: {failure.reason}: {words[-1] if words else 'no log'}"
+            )
         return End(self.current_item(), status, failure, self.run_id)
 
     def tail(self) -> str:
         return self.log.read_text(errors="replace")[-2000:]
 
     def kill(self) -> None:
-        """End the world; its ranks die with their agent."""
-        for number, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+        """End the world; its ranks die with their agent. srun, told to end, ends its tasks at once."""
+        grace = GRACE_SRUN_S if self.site.hosts else GRACE_S
+        for number, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, GRACE_S)):
             if self.process.poll() is not None:
-                return
+                break
             os.killpg(self.process.pid, number)
             try:
                 self.process.wait(patience)
             except subprocess.TimeoutExpired:
                 continue
+        self.site.end_steps(self.run_id)
 
 
 def blame(job: jobs.Job, end: End) -> None:

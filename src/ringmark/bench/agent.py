@@ -1,7 +1,8 @@
 """The launcher of one node: torch's elastic agent starts this node's ranks and says how each one ended.
 
-It dies with the supervisor, and its ranks die with it (the kernel's parent-death signal), so that nothing
-is left behind, whoever is killed.
+It dies with what started it, and its ranks die with it (the kernel's parent-death signal). In a container
+or on another node nothing dies with the supervisor, so there the agent watches the supervisor's beat too:
+nothing is left behind, whoever is killed.
 """
 
 from __future__ import annotations
@@ -11,10 +12,15 @@ import ctypes
 import os
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 from ringmark import job as jobs
 from ringmark.bench import progress
+
+LEASE_S = 180.0  # well over the minute for which a shared file system may show an old beat
 
 
 def die_with_parent(parent: int | None = None) -> None:
@@ -25,35 +31,28 @@ def die_with_parent(parent: int | None = None) -> None:
             os._exit(1)  # the parent was gone before we asked
 
 
-def main() -> int:
-    die_with_parent()
-    parser = argparse.ArgumentParser(prog="ringmark.bench.agent", description=__doc__)
-    parser.add_argument("--nnodes", type=int, default=1)
-    parser.add_argument("--nproc-per-node", type=int, required=True)
-    parser.add_argument("--rendezvous", default="127.0.0.1:0", help="HOST:PORT of the first node")
-    parser.add_argument("--run-id", required=True)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nnodes", type=int, default=1, help="how many nodes the world has")
+    parser.add_argument("--nproc-per-node", type=int, required=True, help="ranks on each node")
+    parser.add_argument("--rendezvous", help="HOST:PORT on the first node, where there are several")
+    parser.add_argument("--run-id", required=True, help="the folder, in the job's, that the world reports to")
     parser.add_argument("job", help="the job's file")
     parser.add_argument("items", help="the items to run, like 0,1,4")
-    args = parser.parse_args()
 
+
+def run(args: argparse.Namespace) -> int:
+    """Start this node's ranks; their exit statuses are written down."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.launcher.api import elastic_launch
 
     job = jobs.load(Path(args.job))
-    config = LaunchConfig(
-        min_nodes=args.nnodes,
-        max_nodes=args.nnodes,
-        nproc_per_node=args.nproc_per_node,
-        run_id=args.run_id,
-        rdzv_backend="c10d",
-        rdzv_endpoint=args.rendezvous,
-        rdzv_configs={"timeout": job.start_limit_s},
-        max_restarts=0,
-        monitor_interval=0.1,
-        local_addr="127.0.0.1" if args.nnodes == 1 else None,
-    )
+    if folder := os.environ.get("TMPDIR"):
+        os.makedirs(folder, exist_ok=True)  # a cluster's scratch is made on every node
+    if args.nnodes > 1:
+        lease = progress.Lease(job.folder, args.run_id, LEASE_S)
+        threading.Thread(target=end_without_supervisor, args=(lease,), daemon=True).start()
     try:
-        elastic_launch(config, sys.executable)(
+        elastic_launch(launch_config(args, job), sys.executable)(
             "-m", "ringmark.bench.worker", args.job, args.items, args.run_id, str(os.getpid())
         )
     except ChildFailedError as error:
@@ -61,6 +60,50 @@ def main() -> int:
             progress.write_exit(job.folder, args.run_id, rank, failure.exitcode)
         return 1
     return 0
+
+
+def launch_config(args: argparse.Namespace, job: jobs.Job) -> Any:
+    """One node finds its own port; of several each knows its place, so that rank 0 is on the first."""
+    from torch.distributed.launcher.api import LaunchConfig
+
+    common: dict[str, Any] = {
+        "min_nodes": args.nnodes,
+        "max_nodes": args.nnodes,
+        "nproc_per_node": args.nproc_per_node,
+        "run_id": args.run_id,
+        "max_restarts": 0,
+        "monitor_interval": 0.1,
+    }
+    timeout = int(job.start_limit_s)
+    if args.nnodes == 1:
+        return LaunchConfig(
+            **common,
+            rdzv_backend="c10d",
+            rdzv_endpoint="127.0.0.1:0",
+            rdzv_configs={"timeout": timeout},
+            local_addr="127.0.0.1",
+        )
+    node = int(os.environ["SLURM_NODEID"])
+    return LaunchConfig(
+        **common,
+        rdzv_backend="static",
+        rdzv_endpoint=args.rendezvous,
+        rdzv_configs={"rank": node, "timeout": timeout},
+    )
+
+
+def end_without_supervisor(lease: progress.Lease) -> None:
+    """End this process, and with it its ranks, when the supervisor's beat stops."""
+    while not lease.expired():
+        time.sleep(5.0)
+    os._exit(1)
+
+
+def main() -> int:
+    die_with_parent()
+    parser = argparse.ArgumentParser(prog="ringmark.bench.agent", description=__doc__)
+    add_arguments(parser)
+    return run(parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
     <job folder>/<run id>/rank3.beat      touched every second                    (a stopped process is not)
     <job folder>/<run id>/failure3.json   why the rank gave up: status, reason    (at most once)
     <job folder>/<run id>/exit3.json      how its process ended                   (by the agent)
+    <job folder>/<run id>/supervisor      touched every second by the supervisor  (agents end without it)
 
 Files work alike on one host and on a cluster's shared file system, and survive every process.
 """
@@ -99,9 +100,45 @@ def exits(folder: Path, world_size: int) -> dict[int, int]:
     return codes
 
 
+def supervise(folder: Path) -> None:
+    """Say that the supervisor lives; called often, written once a second."""
+    path = folder / "supervisor"
+    if not path.exists() or time.time() - path.stat().st_mtime >= 1.0:
+        path.touch()
+
+
+class Lease:
+    """Whether the supervisor of a run still lives, as its agents on other nodes see it.
+
+    Only changes are looked at, by the reader's own clock: the clocks of two nodes may differ.
+    """
+
+    def __init__(self, folder: str, run_id: str, seconds: float) -> None:
+        self.path, self.seconds = Path(folder, run_id, "supervisor"), seconds
+        self.last, self.since = 0.0, time.monotonic()
+
+    def expired(self) -> bool:
+        beat = self.path.stat().st_mtime if self.path.exists() else 0.0
+        if beat != self.last:
+            self.last, self.since = beat, time.monotonic()
+        return time.monotonic() - self.since > self.seconds
+
+
+def wait_for_reasons(folder: Path, world_size: int, seconds: float) -> None:
+    """Give files that other nodes have just written the time to be seen."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not (failures(folder, world_size) or exits(folder, world_size)):
+        time.sleep(0.2)
+
+
 def silent(folder: Path, world_size: int, seconds: float) -> list[int]:
-    """Ranks that have not beaten for so long: their process is stopped or gone."""
-    now, quiet = time.time(), []
+    """Ranks that have not beaten for so long: their process is stopped or gone.
+
+    Now is what the file system says of the supervisor's own beat: the clocks of two nodes may differ.
+    """
+    ours = folder / "supervisor"
+    ours.touch()
+    now, quiet = ours.stat().st_mtime, []
     for rank in range(world_size):
         beat = folder / f"rank{rank}.beat"
         if beat.exists() and now - beat.stat().st_mtime > seconds:
