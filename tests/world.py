@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,7 @@ def _be_rank(
     try:
         stacks = open(folder / f"stack{rank}", "w")  # noqa: SIM115 - open until the rank dies
         faulthandler.dump_traceback_later(max(timeout_s - 2.0, timeout_s / 2), file=stacks)
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         dist.init_process_group(
             "gloo",
@@ -121,6 +122,7 @@ def _collect(ranks: dict[int, tuple[int, int]], deadline: float) -> dict[int, by
 
 
 def _judge(answers: dict[int, bytes], world_size: int, folder: Path) -> list[Any]:
+    __tracebackhide__ = True
     decoded = {rank: pickle.loads(data) if data else (False, "died") for rank, data in answers.items()}
     failed = {rank: text for rank, (ok, text) in decoded.items() if not ok}
     if failed:
@@ -131,9 +133,3 @@ def _judge(answers: dict[int, bytes], world_size: int, folder: Path) -> list[Any
         stack = (folder / f"stack{hung[0]}").read_text()
         raise WorldError(f"ranks {hung} of {world_size} hung; rank {hung[0]} was here:\n{stack}")
     return [decoded[rank][1] for rank in range(world_size)]
-
-
-@contextlib.contextmanager
-def lone_mesh() -> Iterator[Mesh]:
-    """A mesh of one rank in this very process: no process group at all."""
-    yield Mesh(1, 1, 0, torch.device("cpu"))

@@ -1,0 +1,261 @@
+"""The schedule as a pure fact, then rings, routes and sums on real (gloo) ranks."""
+
+from __future__ import annotations
+
+import time
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringmark.comm.homeward import Homeward
+from ringmark.comm.mesh import Mesh
+from ringmark.comm.parcel import Parcel, Pool, signature
+from ringmark.comm.plan import Block, Step, order, plan
+from ringmark.comm.ring import Ring
+from ringmark.comm.route import Route
+from ringmark.errors import UserError
+from world import WorldError, run_world
+
+sizes = st.integers(1, 5)
+CPU = torch.device("cpu")
+
+
+# The plan
+
+
+@given(sizes, st.integers(1, 9), sizes, st.booleans())
+def test_a_plan_meets_every_block_once_and_posts_every_hop_in_time(
+    windows: int, turns: int, pieces: int, homeward: bool
+) -> None:
+    steps = plan(windows, turns, pieces, homeward)
+    assert sorted(step.block for step in steps) == sorted(
+        Block(window, piece, turn)
+        for window in range(windows)
+        for piece in range(pieces)
+        for turn in range(turns)
+    )
+    here = {Block(0, piece, 0) for piece in range(pieces)}
+    under_way: set[Block] = set()
+    for step in steps:
+        here |= {step.block} & under_way
+        under_way -= {step.block}
+        assert step.block in here, "computed before it was sent for"
+        for block in step.posts:
+            assert block.origin in here, "a hop sends what has arrived"
+            under_way.add(block)
+        here.discard(step.block)  # its buffers may be received into from the next step on
+    assert not under_way, "every hop is waited for"
+    for piece in range(pieces):
+        of_piece = [step for step in steps if step.block.piece == piece]
+        assert [step.first for step in of_piece] == [True] + [False] * (len(of_piece) - 1)
+        assert [step.last for step in of_piece] == [False] * (len(of_piece) - 1) + [True]
+
+
+@given(sizes, st.integers(1, 9), sizes, st.booleans())
+def test_blocks_move_one_rank_a_hop_and_meet_everybody(
+    windows: int, turns: int, pieces: int, homeward: bool
+) -> None:
+    """Labels moved by the plan's hops on a whole mesh end where Route.source says they are."""
+    ranks = [(node, gpu) for node in range(windows) for gpu in range(turns)]
+    held: dict[tuple[int, int], dict[Block, tuple[int, int]]] = {
+        rank: {Block(0, piece, 0): rank for piece in range(pieces)} for rank in ranks
+    }
+    for step in plan(windows, turns, pieces, homeward):
+        for block in step.posts:
+            for node, gpu in ranks:
+                sender = (node, (gpu - 1) % turns) if block.turn else ((node - 1) % windows, gpu)
+                held[node, gpu][block] = held[sender][block.origin]
+        window, _, turn = step.block
+        for node, gpu in ranks:
+            assert held[node, gpu][step.block] == ((node - window) % windows, (gpu - turn) % turns)
+
+
+def hops(steps: list[Step]) -> tuple[int, int]:
+    posted = [block for step in steps for block in step.posts]
+    return sum(block.turn > 0 for block in posted), sum(block.turn == 0 for block in posted)
+
+
+def test_four_nodes_of_eight_send_28_inner_and_3_outer_hops() -> None:
+    assert hops(plan(4, 8, 1)) == (28, 3)
+    assert hops(plan(1, 32, 1)) == (31, 0)
+    assert hops(plan(4, 8, 5, homeward=True)) == (140, 15)
+
+
+def test_the_outer_hops_of_the_first_window_are_posted_at_once_and_waited_piece_by_piece() -> None:
+    steps = plan(2, 4, 3)
+    outer = [block for block in steps[0].posts if block.turn == 0]
+    assert outer == [Block(1, piece, 0) for piece in range(3)]
+    assert [step.block for step in steps[12:]] == [
+        Block(1, piece, turn) for piece in range(3) for turn in range(4)
+    ]
+
+
+@pytest.mark.parametrize(("windows", "turns"), [(1, 8), (4, 8), (8, 1)])
+def test_a_homeward_plan_ends_at_the_own_pair(windows: int, turns: int) -> None:
+    assert order(windows, turns, 2, homeward=True)[-1] == Block(0, 1, 0)
+    # With one piece there is nothing else to begin with, so the own pair comes first.
+    assert order(windows, turns, 1, homeward=True)[0] == Block(0, 0, 0)
+
+
+# Parcels
+
+
+def test_a_parcel_is_free_only_when_its_reader_and_every_send_are_done() -> None:
+    pool = Pool(CPU)
+    kind = signature([torch.empty(3)])
+    parcel = pool.take(kind)
+    parcel.hold()  # one send
+    parcel.hold()  # another, on another ring
+    parcel.drop()  # the reader is done
+    assert pool.take(kind).tensors[0].data_ptr() != parcel.tensors[0].data_ptr()
+    parcel.drop()
+    assert pool.take(kind).tensors[0].data_ptr() != parcel.tensors[0].data_ptr()
+    parcel.drop()
+    assert pool.take(kind).tensors[0].data_ptr() == parcel.tensors[0].data_ptr()
+    assert pool.made == 3
+
+
+def test_a_parcel_dropped_too_often_or_held_too_late_is_a_bug() -> None:
+    parcel = Parcel([torch.empty(1)])
+    parcel.drop()
+    with pytest.raises(AssertionError, match="dropped more often"):
+        parcel.drop()
+    with pytest.raises(AssertionError, match="cannot be held again"):
+        parcel.hold()
+
+
+# Real ranks
+
+
+def number(rank: int, piece: int = 0) -> torch.Tensor:
+    return torch.full((2, 6, 4, 3), float(10 * rank + piece))
+
+
+def check_rings(mesh: Mesh) -> dict[str, object]:
+    pool = Pool(CPU)
+    first, second = (Ring(mesh, "flat", purpose, pool) for purpose in ("a", "b"))
+    mesh.traffic.reset()
+    # Two rings at once, waited for in the other order.
+    mine, halves = Parcel([number(mesh.rank)]), Parcel([number(mesh.rank) / 2, torch.tensor([mesh.rank])])
+    hops = first.post(mine), second.post(halves)
+    got_halves, got = hops[1].wait(), hops[0].wait()
+    before = (mesh.rank - 1) % mesh.world_size
+    assert torch.equal(got.tensors[0], number(before))
+    assert torch.equal(got_halves.tensors[0], number(before) / 2)
+    assert int(got_halves.tensors[1]) == before
+    assert first.group.process_group is not second.group.process_group or mesh.world_size == 1
+    return {"sent": mesh.traffic.intra + mesh.traffic.inter}
+
+
+def check_travel(mesh: Mesh, pieces: int, homeward: bool) -> dict[str, object]:
+    """Every block of every rank passes by; the sums that trail behind them come home complete."""
+    route, sums = Route(mesh, "blocks"), Route(mesh, "sums")
+    views = [number(mesh.rank, piece)[:, :, 1:3] for piece in range(pieces)]  # not contiguous, as heads are
+    results = [(torch.empty(2, 6, 2, 3),) for _ in range(pieces)]
+    home = Homeward(sums, results)
+    mesh.traffic.reset()
+    met, pool = [], route.pool
+    made = []
+    for stop in route.travel([(view,) for view in views], homeward):
+        (block,) = stop.tensors
+        assert torch.equal(block, number(stop.source, stop.piece)[:, :, 1:3])
+        met.append((stop.source, stop.piece))
+        rows = slice(2, 5) if stop.turn else slice(0, 6)
+        home.add(stop, rows, (block[:, rows] * (mesh.rank + 1),))
+        made.append(pool.made)
+    home.finish()
+    assert sorted(met) == [(rank, piece) for rank in range(mesh.world_size) for piece in range(pieces)]
+    everybody = sum(rank + 1 for rank in range(mesh.world_size))
+    for piece, (result,) in enumerate(results):
+        own = number(mesh.rank, piece)[:, :, 1:3]
+        assert torch.equal(result[:, 2:5], own[:, 2:5] * everybody)
+        on_my_gpu = sum(rank + 1 for rank in range(mesh.gpu, mesh.world_size, mesh.gpus))
+        assert torch.equal(result[:, 0:2], own[:, 0:2] * on_my_gpu)
+    return {"made": made, "traffic": (mesh.traffic.intra, mesh.traffic.inter)}
+
+
+def check_all(mesh: Mesh) -> dict[str, object]:
+    found: dict[str, object] = {"rings": check_rings(mesh)}
+    for view in (mesh, mesh.view(1, mesh.world_size), mesh.view(mesh.world_size, 1)):
+        for pieces in (1, 3):
+            for homeward in (False, True):
+                found[f"{view.nodes}x{view.gpus}-{pieces}-{homeward}"] = check_travel(view, pieces, homeward)
+    return found
+
+
+@pytest.mark.parametrize(("nodes", "gpus"), [(1, 1), (1, 2), (2, 2), (3, 2), (2, 4)])
+def test_rings_routes_and_sums(nodes: int, gpus: int) -> None:
+    world_size = nodes * gpus
+    found = run_world(world_size, check_all, nodes=nodes)[0]
+    assert found["rings"]["sent"] == (0 if world_size == 1 else 2 * 144 * 4 + 8)
+    block_bytes = 2 * 6 * 2 * 3 * 4
+    for pieces in (1, 3):
+        intra, inter = found[f"{nodes}x{gpus}-{pieces}-True"]["traffic"]
+        # Blocks and sums make the same number of hops: what a rank adds for itself never travels.
+        assert intra == 2 * pieces * block_bytes * nodes * (gpus - 1)
+        assert inter == 2 * pieces * block_bytes * (nodes - 1)
+        made = found[f"1x{world_size}-{pieces}-True"]["made"]
+        assert made[-1] <= 4, "the buffers of a flat ring do not grow with its steps or pieces"
+
+
+def check_view(mesh: Mesh) -> tuple[int, int]:
+    """A flat ring over two nodes: every rank sends to its neighbour, the last of a node to the other node."""
+    mesh.traffic.reset()
+    Ring(mesh.view(1, 4), "intra", "x", Pool(CPU)).post(Parcel([torch.zeros(5)])).wait()
+    return mesh.traffic.intra, mesh.traffic.inter
+
+
+def test_bytes_count_by_the_real_nodes_whatever_the_view() -> None:
+    assert run_world(4, check_view, nodes=2) == [(20, 0), (0, 20), (20, 0), (0, 20)]
+
+
+def check_groups(mesh: Mesh) -> list[object]:
+    view = mesh.view(1, 4)
+    assert mesh.view(2, 2) is mesh
+    assert view.view(2, 2) is mesh
+    assert mesh.view(1, 4) is view, "one view of each shape, so that its groups are shared"
+    with pytest.raises(UserError, match="3x2 view needs 6 ranks"):
+        mesh.view(3, 2)
+    intra, inter = mesh.group("intra", "p"), mesh.group("inter", "p")
+    assert mesh.group("intra", "p") is intra
+    assert mesh.group("intra", "other").process_group is not intra.process_group
+    return [intra.members, inter.members, view.group("intra", "p").members]
+
+
+def test_groups_are_rows_and_columns() -> None:
+    found = run_world(4, check_groups, nodes=2)
+    assert found[0] == [(0, 1), (0, 2), (0, 1, 2, 3)]
+    assert found[3] == [(2, 3), (1, 3), (0, 1, 2, 3)]
+
+
+# The harness itself
+
+
+def fail_on(mesh: Mesh, rank: int) -> None:
+    if mesh.rank == rank:
+        raise RuntimeError("this rank is broken")
+
+
+def hang_on(mesh: Mesh, rank: int) -> None:
+    if mesh.rank == rank:
+        time.sleep(1000)
+
+
+def test_a_world_says_which_rank_failed_or_hung_and_where() -> None:
+    with pytest.raises(WorldError, match=r"ranks \[1\] of 2 failed(.|\n)*this rank is broken"):
+        run_world(2, fail_on, 1)
+    with pytest.raises(WorldError, match=r"ranks \[0\] of 2 hung(.|\n)*in hang_on"):
+        run_world(2, hang_on, 0, timeout_s=3.0)
+
+
+def test_a_ring_of_one_gives_back_what_it_was_given() -> None:
+    ring = Ring(Mesh(1, 1, 0, CPU), "flat", "x", Pool(CPU))
+    parcel = Parcel([torch.ones(2)])
+    with mock.patch("torch.distributed.batch_isend_irecv", side_effect=AssertionError("nobody to talk to")):
+        hop = ring.post(parcel)
+        parcel.drop()
+        assert hop.wait() is parcel
+    assert parcel.users == 1

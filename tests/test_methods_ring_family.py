@@ -1,0 +1,296 @@
+"""Every native method against exact attention on worlds of 1 to 32 ranks, and what each of them moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import exact
+from exact import Problem
+from ringmark import kernels, methods
+from ringmark import layout as layouts
+from ringmark.cell import Cell, MeshShape, OptionValue, Shape
+from ringmark.comm.mesh import Group, Mesh
+from ringmark.methods import burst
+from world import run_world
+
+Options = dict[str, OptionValue]
+
+TOLERANCE = 1e-5  # float32 against float64, every result of every rank
+MESHES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2), (2, 4)]
+
+# A method that is not listed runs with its defaults: a new file is tested from the day it is there.
+VARIANTS: dict[str, list[Options]] = {
+    "ring": [{}, {"head_groups": 2, "wire": "native"}],
+    "zigzag": [{}, {"head_groups": 2}],
+    "stripe": [{}, {"head_groups": 2}],
+    "double_ring": [{}, {"head_groups": 2, "wire": "float32"}],
+    "burst": [
+        {"side": "q"},
+        {"side": "q", "head_groups": 2},
+        {"side": "q", "head_groups": 2, "layout": "striped", "wire": "native"},
+        {"side": "q", "opt_bwd": False},
+        {"side": "kv", "head_groups": 2, "layout": "striped"},
+        {"side": "auto"},
+    ],
+}
+
+
+def problems() -> dict[str, Problem]:
+    """Batch 2, and the three kinds of heads: a kv head each, shared by two, one for all."""
+    return {
+        "causal": exact.make(96, batch=2, heads=(4, 4)),
+        "full": exact.make(96, batch=2, heads=(4, 4), causal=False),
+        "causal GQA": exact.make(96, heads=(4, 2)),
+        "full GQA": exact.make(96, heads=(4, 2), causal=False),
+        "causal MQA": exact.make(48, heads=(4, 1)),
+    }
+
+
+def rows(world_size: int) -> list[tuple[str, Options]]:
+    found = []
+    for name in methods.names():
+        if methods.load(name).private_problem and world_size > 1:
+            continue
+        found += [(name, options) for options in VARIANTS.get(name, [{}])]
+    return found
+
+
+def check_every_method(mesh: Mesh, given: dict[str, Problem]) -> dict[str, float]:
+    worst = {}
+    for name, options in rows(mesh.world_size):
+        for label, problem in given.items():
+            method = methods.load(name)(**options)
+            if method.unavailable() or method.unsupported(problem.cell(name, mesh, **options)):
+                continue
+            found = exact.run(method, mesh, kernels.load("reference"), problem)
+            by_name = exact.errors(found, method.layout, mesh, problem)
+            worst[f"{name} {options} {label}"] = max(by_name.values())
+    return worst
+
+
+@pytest.mark.parametrize(("nodes", "gpus"), MESHES)
+def test_every_method_is_exact_on_every_mesh(nodes: int, gpus: int) -> None:
+    by_rank = run_world(nodes * gpus, check_every_method, problems(), nodes=nodes)
+    for rank, worst in enumerate(by_rank):
+        bad = {row: error for row, error in worst.items() if not error <= TOLERANCE}
+        assert not bad, f"rank {rank}: {bad}"
+    seen = {row.split(" ")[0] for row in by_rank[0]}
+    assert {"ring", "zigzag", "stripe", "double_ring", "burst"} <= seen
+    assert ("single" in seen) == (nodes * gpus == 1)
+
+
+# Hard inputs, on a 2 x 2 mesh
+
+
+def steep() -> Problem:
+    """Logits of exactly 1e4, -1e4 and 0: every query sees ties, and nothing but its greatest logits."""
+    generator = torch.Generator().manual_seed(1)
+    axis = torch.randint(0, 4, (2, 64, 4), generator=generator)
+    sign = torch.randint(0, 2, (64, 4), generator=generator) * 2.0 - 1.0
+    one_hot = torch.nn.functional.one_hot(axis, 16).float() * 100.0
+    v, dout = torch.randn(2, 1, 64, 4, 16, generator=generator)
+    return exact.solved(one_hot[:1], one_hot[1:] * sign[None, :, :, None], v, dout, True, scale=1.0)
+
+
+def check_hard_inputs(mesh: Mesh, hard: Problem, usual: Problem) -> dict[str, dict[str, float]]:
+    found = {}
+    for name, options in rows(mesh.world_size):
+        method = methods.load(name)(**options)
+        if method.unavailable() or method.unsupported(usual.cell(name, mesh, **options)):
+            continue
+        results = exact.run(method, mesh, kernels.load("reference"), hard)
+        assert all(bool(result.isfinite().all()) for result in results.values()), f"{name} overflows"
+        by_name = exact.errors(results, method.layout, mesh, hard)
+        first, second = (exact.run(method, mesh, method.kernel, usual) for _ in range(2))
+        third = exact.again(method, mesh, usual)
+        for key, result in first.items():
+            assert torch.equal(result, second[key]), f"{name}: {key} differs from call to call"
+            assert torch.equal(result, third[key]), f"{name}: {key} differs from call to call"
+        found[f"{name} {options}"] = by_name
+    return found
+
+
+def test_steep_logits_are_exact_and_results_do_not_change_from_call_to_call() -> None:
+    for by_row in run_world(4, check_hard_inputs, steep(), exact.make(64, heads=(4, 4)), nodes=2):
+        for row, by_name in by_row.items():
+            # A float32 log-sum-exp of 1e4 is rounded to 1e-3, and the weights of blocks that tie with it.
+            # dq and dk cancel to nearly nothing here: there is no size to hold them against.
+            assert by_name["out"] <= 1e-3, row
+            assert by_name["dv"] <= 1e-3, row
+
+
+def check_few_tokens(mesh: Mesh, problem: Problem) -> float:
+    """One token a rank: where the query comes before the key, striped blocks meet nothing at all."""
+    worst = 0.0
+    for name, options in [("ring", {}), ("stripe", {}), ("burst", {"layout": "striped", "side": "q"})]:
+        method = methods.load(name)(**options)
+        found = exact.run(method, mesh, kernels.load("reference"), problem)
+        worst = max(worst, *exact.errors(found, method.layout, mesh, problem).values())
+    return worst
+
+
+def test_one_token_a_rank() -> None:
+    assert max(run_world(4, check_few_tokens, exact.make(4), nodes=2)) <= TOLERANCE
+
+
+# A world of 4 nodes x 8 gpus
+
+
+def check_large_world(mesh: Mesh, single: Problem, half: Problem, wide_heads: Problem) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, options in [("ring", {}), ("stripe", {}), ("double_ring", {}), ("burst", {"head_groups": 2})]:
+        method = methods.load(name)(**options)
+        results = exact.run(method, mesh, kernels.load("reference"), single)
+        found[name] = exact.errors(results, method.layout, mesh, single)
+    for name, options in [("burst", {"side": "q"}), ("double_ring", {}), ("stripe", {})]:
+        method = methods.load(name)(**options)
+        found[f"bf16 {name}"] = method.layout, exact.run(method, mesh, kernels.load("reference"), half)
+    for name, options in [
+        ("burst", {"side": "q", "wire": "native"}),
+        ("burst", {"side": "q", "wire": "native", "head_groups": 2}),
+        ("burst", {"side": "q", "wire": "native", "opt_bwd": False}),
+        ("double_ring", {"wire": "native"}),
+        ("zigzag", {"wire": "native"}),
+    ]:
+        found[f"bytes {name} {options}"] = sent(mesh, name, options, wide_heads)
+    return found
+
+
+def sent(mesh: Mesh, name: str, options: Options, problem: Problem) -> dict[str, tuple[int, int]]:
+    """(intra, inter) bytes that this rank sends forward and backward."""
+    method = methods.load(name)(**options)
+    method.setup(mesh, kernels.load("reference"), causal=True)
+    q, k, v = (
+        torch.zeros(1, problem.q.shape[1] // mesh.world_size, *tensor.shape[2:], dtype=tensor.dtype)
+        for tensor in (problem.q, problem.k, problem.v)
+    )
+    mesh.traffic.reset()
+    out = method(q.requires_grad_(), k, v)
+    forward = (mesh.traffic.intra, mesh.traffic.inter)
+    mesh.traffic.reset()
+    out.backward(torch.zeros_like(out))
+    return {"forward": forward, "backward": (mesh.traffic.intra, mesh.traffic.inter)}
+
+
+@pytest.fixture(scope="module")
+def large_world() -> list[dict[str, Any]]:
+    given = (
+        exact.make(256, heads=(2, 2), head_dim=32),
+        exact.make(512, heads=(2, 2), head_dim=32, dtype=torch.bfloat16),
+        exact.make(64, heads=(2, 2), head_dim=128, dtype=torch.bfloat16),
+    )
+    return run_world(32, check_large_world, *given, nodes=4, timeout_s=120.0)
+
+
+def test_the_error_does_not_grow_with_the_number_of_ranks(large_world: list[dict[str, Any]]) -> None:
+    problem, mesh = exact.make(256, heads=(2, 2), head_dim=32), Mesh(1, 1, 0, torch.device("cpu"))
+    alone = exact.run(methods.load("burst")(), mesh, kernels.load("reference"), problem)
+    by_one = exact.errors(alone, "zigzag", mesh, problem)
+    for name in ("ring", "stripe", "double_ring", "burst"):
+        for key, error in by_one.items():
+            together = sum(found[name][key] for found in large_world) / 32
+            assert together <= TOLERANCE
+            assert together <= 2 * error, (
+                f"{name}: {key} is off by {together:.1e}, on one rank by {error:.1e}"
+            )
+
+
+def test_bf16_on_32_ranks_is_at_most_twice_as_far_off_as_the_kernel_alone(
+    large_world: list[dict[str, Any]],
+) -> None:
+    problem = exact.make(512, heads=(2, 2), head_dim=32, dtype=torch.bfloat16)
+    mesh = Mesh(1, 1, 0, torch.device("cpu"))
+    kernel = exact.run(methods.load("single")(), mesh, kernels.load("reference"), problem)
+    alone = exact.errors(kernel, "contiguous", mesh, problem)
+    for name in ("bf16 burst", "bf16 double_ring", "bf16 stripe"):
+        layout = large_world[0][name][0]
+        undo = layouts.inverse(layouts.permutation(layout, 512, 32))
+        for key, error in alone.items():
+            whole = torch.cat([found[name][1][key] for found in large_world], 1)[:, undo]
+            together = exact.relative(whole, problem.exact[key], problem.exact[key], 1)
+            assert together <= 2 * error, f"{name}: {key} is off by {together:.1e}, the kernel by {error:.1e}"
+
+
+def test_what_4_x_8_ranks_move(large_world: list[dict[str, Any]]) -> None:
+    """28 inner and 3 outer hops of 2T forward; backward 3.03T a hop for burst, 4T for the double ring."""
+    bytes_local = (64 // 32) * 2 * 128 * 2  # T
+    per_row = (64 // 32) * 2 * 4  # a float32 for each row and head
+
+    def moved(row: str) -> dict[str, Any]:
+        found = [world[f"bytes {row}"] for world in large_world]
+        assert all(one == found[0] for one in found) or row.startswith("zigzag")
+        return found[0]
+
+    burst = {"side": "q", "wire": "native"}
+    for options in (burst, {**burst, "head_groups": 2}):
+        step = 3 * bytes_local + 2 * per_row
+        assert round(step / bytes_local, 2) == 3.03
+        assert moved(f"burst {options}") == {
+            "forward": (28 * 2 * bytes_local, 3 * 2 * bytes_local),
+            "backward": (28 * step, 3 * step),
+        }
+    step = 4 * bytes_local + per_row
+    assert round(step / bytes_local, 2) == 4.02
+    assert moved(f"burst { ({**burst, 'opt_bwd': False}) }")["backward"] == (28 * step, 3 * step)
+    assert moved("double_ring {'wire': 'native'}") == {
+        "forward": (28 * 2 * bytes_local, 3 * 2 * bytes_local),
+        "backward": (28 * 4 * bytes_local, 3 * 4 * bytes_local),
+    }
+    flat = [world["bytes zigzag {'wire': 'native'}"]["forward"] for world in large_world]
+    # A flat ring: all 31 hops of a node's last rank cross to the next node.
+    assert flat == [(0, 62 * bytes_local) if rank % 8 == 7 else (62 * bytes_local, 0) for rank in range(32)]
+
+
+# What a method says of itself
+
+
+def cell(name: str, **changes: Any) -> Cell:
+    options = changes.pop("options", {})
+    shape = Shape(**changes.pop("shape", {}))
+    return Cell(name, changes.pop("seqlen_global", 4096), shape, mesh=MeshShape(2, 4), options=options)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "says"),
+    [
+        ("zigzag", {"seqlen_global": 1000}, "take 992 or 1008"),
+        ("stripe", {"seqlen_global": 1001}, "take 1000 or 1008"),
+        ("burst", {"options": {"head_groups": 3}}, "head_groups 3 does not divide 40 kv heads"),
+        ("ring", {"options": {"head_groups": True}}, "give a whole number"),
+        ("burst", {"options": {"layout": "contiguous"}}, "choose one of zigzag, striped"),
+        ("burst", {"options": {"side": "left"}}, "choose one of auto, q, kv"),
+        ("burst", {"options": {"opt_bwd": 3}}, "choose one of true, false"),
+        ("double_ring", {"options": {"wire": "copper"}}, "choose one of auto, native, float32"),
+    ],
+)
+def test_a_cell_that_cannot_be_is_refused_with_what_to_change(
+    name: str, changes: dict[str, Any], says: str
+) -> None:
+    asked = cell(name, **changes)
+    reason = methods.load(name)(**asked.options).unsupported(asked)
+    assert reason is not None
+    assert says in reason
+    assert methods.load(name)().unsupported(cell(name)) is None
+
+
+@pytest.mark.parametrize(
+    ("heads", "wire", "nodes", "side"),
+    [
+        ((8, 8), "auto", 1, "q"),
+        ((8, 8), "native", 4, "q"),
+        ((8, 4), "auto", 1, "kv"),
+        ((8, 1), "native", 4, "kv"),
+    ],
+)
+def test_the_side_that_travels_is_the_one_of_fewer_bytes(
+    heads: tuple[int, int], wire: str, nodes: int, side: str
+) -> None:
+    method = burst.Method(wire=wire)
+    method.setup(Mesh(1, 1, 0, torch.device("cpu")), kernels.load("reference"), causal=True)
+    q, k = (torch.empty(1, 64, count, 128, dtype=torch.bfloat16) for count in heads)
+    method.sums.outer.group = Group(tuple(range(nodes)), 0, None)
+    assert method.side(q, k) == side
+    assert method.settings()["side"] == side

@@ -1,0 +1,225 @@
+"""Bugs planted in the methods, one at a time: each must be caught, and the table says by what.
+
+The checks, on a 2 x 2 mesh: out, dq, dk and dv against exact attention, as in the other tests, and `sums`:
+one step's gradients are 1 and every other's 2**-9 in bf16, which only a float32 sum adds up to 1 + 2**-7.
+Ranks are forked, so no bug outlives its world.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+import exact
+from exact import NAMES, Problem
+from ringmark import geometry, kernels, methods
+from ringmark.cell import OptionValue
+from ringmark.comm import homeward, ring
+from ringmark.comm.mesh import Mesh
+from ringmark.comm.parcel import Parcel
+from ringmark.kernels import merge
+from ringmark.methods import ring as ring_method
+from world import run_world
+
+Options = dict[str, OptionValue]
+BURST: tuple[str, Options] = ("burst", {"side": "q", "head_groups": 2})
+DOUBLE_RING: tuple[str, Options] = ("double_ring", {"head_groups": 2})
+STRIPE: tuple[str, Options] = ("stripe", {})
+
+
+def _skip_one_merge() -> Any:
+    calls, real = itertools.count(), merge.fold_
+
+    def fold_(*args: Any, **named: Any) -> None:
+        if next(calls) != 2:
+            real(*args, **named)
+
+    return mock.patch("ringmark.accumulate.fold_", fold_)
+
+
+def _meet_otherwise(change: Callable[[geometry.Meeting, int, int, int], geometry.Meeting]) -> Any:
+    def meeting(layout: str, rank_q: int, rank_k: int, seqlen_local: int, causal: bool) -> Any:
+        right = geometry.meeting(layout, rank_q, rank_k, seqlen_local, causal)
+        return right and change(right, rank_q, rank_k, seqlen_local)
+
+    return mock.patch.object(ring_method, "meeting", meeting)
+
+
+def _swap_the_halves() -> Any:
+    def change(right: geometry.Meeting, rank_q: int, rank_k: int, seqlen: int) -> geometry.Meeting:
+        if rank_k < rank_q:
+            return right._replace(keys=slice(seqlen // 2, seqlen))
+        return right
+
+    return _meet_otherwise(change)
+
+
+def _keep_the_diagonal() -> Any:
+    def change(right: geometry.Meeting, rank_q: int, rank_k: int, seqlen: int) -> geometry.Meeting:
+        return right._replace(queries=slice(0, seqlen), keys=slice(0, seqlen))
+
+    return _meet_otherwise(change)
+
+
+def _receive_into_what_is_being_read() -> Any:
+    def exchange(self: ring.Ring, parcel: Parcel) -> ring.Hop:
+        hop = real(self, parcel)
+        arrived = hop.wait()
+        for mine, new in zip(parcel.tensors, arrived.tensors):
+            mine.copy_(new)  # what a buffer recycled too early would hold by now
+        return mock.Mock(wait=lambda: arrived)
+
+    real = ring.Ring._exchange
+    return mock.patch.object(ring.Ring, "_exchange", exchange)
+
+
+def _drop_the_last_hop() -> Any:
+    def post_last(self: homeward.Homeward, piece: int, total: Parcel) -> None:
+        self._last[piece] = mock.Mock(wait=lambda: total)
+
+    return mock.patch.object(homeward.Homeward, "_post_last", post_last)
+
+
+def _do_not_clear() -> Any:
+    """A new sum starts from what its buffer held before."""
+    real = homeward.Homeward._start
+
+    def start(self: homeward.Homeward, piece: int, dtype: Any, rows: slice, parts: Any) -> Parcel:
+        total = real(self, piece, dtype, rows, parts)
+        before = self.__dict__.setdefault("leftover", torch.zeros(1))
+        for buffer in total.tensors:
+            buffer += before.mean()
+        self.__dict__["leftover"] = total.tensors[0].clone()
+        return total
+
+    return mock.patch.object(homeward.Homeward, "_start", start)
+
+
+def _sum_in_bf16() -> Any:
+    real = merge.add_
+
+    def add_(acc: torch.Tensor, part: torch.Tensor, **named: Any) -> None:
+        real(acc, part, **named)
+        acc.copy_(acc.to(part.dtype))
+
+    return mock.patch("ringmark.accumulate.add_", add_)
+
+
+def _travel_in_bf16() -> Any:
+    real = homeward.wire_dtypes
+    return mock.patch.object(homeward, "wire_dtypes", lambda native, wire: real(native, "native"))
+
+
+def _forget_the_own_window() -> Any:
+    real = homeward.Homeward.finish
+
+    def finish(self: homeward.Homeward) -> None:
+        for parcel in self._kept.values():
+            for tensor in parcel.tensors:
+                tensor.zero_()
+        real(self)
+
+    return mock.patch.object(homeward.Homeward, "finish", finish)
+
+
+def _old_lse() -> Any:
+    """Each block's log-sum-exp stays where it was while the block moves on."""
+    from ringmark.methods import burst
+
+    real = burst.Method.backward
+
+    def backward(self: Any, visitor: Any, *args: Any) -> Any:
+        self.__dict__.setdefault("first_lse", visitor[2].clone())
+        return real(self, (visitor[0], visitor[1], self.first_lse, visitor[3]), *args)
+
+    return mock.patch.object(burst.Method, "backward", backward)
+
+
+def _wrong_source() -> Any:
+    from ringmark.comm.route import Route
+
+    return mock.patch.object(
+        Route, "source", lambda self, window, turn: (self.mesh.rank - window - turn) % self.mesh.world_size
+    )
+
+
+# bug: (how it is planted, in which method, the results that must betray it)
+BUGS: dict[str, tuple[Callable[[], Any], tuple[str, Options], set[str]]] = {
+    "skip one merge": (_skip_one_merge, BURST, set(NAMES)),
+    "swap the halves": (_swap_the_halves, BURST, set(NAMES)),
+    "keep the diagonal for later ranks in stripe": (_keep_the_diagonal, STRIPE, set(NAMES)),
+    "receive into what is being read": (_receive_into_what_is_being_read, DOUBLE_RING, set(NAMES)),
+    "drop the last hop of dq": (_drop_the_last_hop, BURST, {"dq"}),
+    "drop the last hop of dk and dv": (_drop_the_last_hop, DOUBLE_RING, {"dk", "dv"}),
+    "do not clear an accumulator": (_do_not_clear, BURST, {"dq"}),
+    "forget the own window's sum": (_forget_the_own_window, BURST, {"dq"}),
+    "leave lse behind": (_old_lse, BURST, {"dq", "dk", "dv"}),
+    "count sources as on a flat ring": (_wrong_source, BURST, set(NAMES)),
+    "sum what stays in bf16": (_sum_in_bf16, BURST, {"sums of dk", "sums of dv"}),
+    "sum what travels in bf16": (_travel_in_bf16, BURST, {"sums of dq"}),
+}
+
+
+class _SmallParts:
+    """A kernel whose gradients are 1 for the block of the rank before, and 2**-9 for every other."""
+
+    needs_out = False
+
+    def forward(self, q: Any, k: Any, v: Any, scale: float, causal: bool) -> Any:
+        return kernels.load("reference").forward(q, k, v, scale, causal)
+
+    def backward(
+        self, dout: Any, q: Any, k: Any, v: Any, lse: Any, delta: Any, scale: float, causal: bool, out: Any
+    ) -> Any:
+        large = round(float(k[0, 0, 0, 0] - q[0, 0, 0, 0])) % 4 == 1  # the values are the ranks
+        return tuple(torch.full_like(tensor, 1.0 if large else 2.0**-9) for tensor in (q, k, v))
+
+
+def sums_are_off(mesh: Mesh, row: tuple[str, Options]) -> set[str]:
+    """The gradients that are not 1 + 3 * 2**-9, rounded once."""
+    name, options = row
+    method = methods.load(name)(**options)
+    method.layout = "contiguous"
+    ranks = torch.arange(64.0).div(16).floor().view(1, 64, 1, 1).expand(1, 64, 4, 16).bfloat16()
+    problem = Problem(ranks, ranks, ranks, ranks, False, 1.0, {})
+    results = exact.run(method, mesh.view(1, 4), _SmallParts(), problem)  # type: ignore[arg-type]
+    return {f"sums of {key}" for key in NAMES[1:] if not bool((results[key] == 1.0 + 2.0**-7).all())}
+
+
+def caught(problem: Problem, mesh: Mesh, row: tuple[str, Options]) -> set[str]:
+    """The results that the checks find wrong."""
+    name, options = row
+    method = methods.load(name)(**options)
+    results = exact.run(method, mesh, kernels.load("reference"), problem)
+    by_name = exact.errors(results, method.layout, mesh, problem)
+    return {key for key in NAMES if not by_name[key] <= 1e-5}
+
+
+def check_bugs(mesh: Mesh, problem: Problem) -> dict[str, tuple[set[str], set[str]]]:
+    found = {}
+    for bug, (plant, row, expected) in BUGS.items():
+        in_sums = any(word.startswith("sums") for word in expected)
+        check = sums_are_off if in_sums else functools.partial(caught, problem)
+        healthy = check(mesh, row)
+        with plant():
+            found[bug] = healthy, check(mesh, row)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, tuple[set[str], set[str]]]]:
+    return run_world(4, check_bugs, exact.make(64, heads=(4, 4)), nodes=2)
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_seeded_bug_is_caught(bug: str, found: list[dict[str, tuple[set[str], set[str]]]]) -> None:
+    healthy = set().union(*(by_rank[bug][0] for by_rank in found))
+    betrayed = set().union(*(by_rank[bug][1] for by_rank in found))
+    assert not healthy, "without the bug every check passes"
+    assert betrayed == BUGS[bug][2], f"'{bug}' shows in {sorted(betrayed)}"
