@@ -1,4 +1,4 @@
-"""The clock: every rank's every iteration is kept, the slowest counts, all ranks stop together and say why."""
+"""The clock: every rank's every iteration is kept, the slowest counts, all ranks stop together."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from world import lone_mesh, run_world
 
 from ringmark.bench import timer
 from ringmark.comm.mesh import Mesh
 from ringmark.record import Asked
 from ringmark.stats import slowest_per_iteration, summarize
+from world import lone_mesh, run_world
 
 STEADY = Asked(min_iterations=6, max_iterations=40, ci_target=0.5)
 
