@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from fakes import cpu_flash, exact, module, rings, standing_in
 from fakes import transformer_engine as fake_te
@@ -18,7 +21,7 @@ from ringmark.cell import Cell, MeshShape, Shape
 from ringmark.comm.mesh import Mesh
 from ringmark.errors import UserError
 from ringmark.peers import _peer, _te
-from world import lone_mesh, run_world
+from world import run_world
 
 SEQLEN = 32
 SMALL = Shape(1, 4, 4, 8, "bf16", "causal")
@@ -195,6 +198,25 @@ def test_a_flash_attn_that_transformer_engine_refuses_is_said_for_flash_cells_al
             assert peers.load("te_p2p")().unsupported(cell("te_p2p", kernel="flash2")) is None
 
 
+def test_every_peer_has_a_source_that_is_pinned() -> None:
+    root = Path(__file__).parents[1]
+    sources = yaml.safe_load((root / "envs/peers.yaml").read_text())
+    assert sorted(sources) == peers.names()
+    installed = {
+        (one["name"], one["version"]) for one in yaml.safe_load((root / "envs/upstreams.yaml").read_text())
+    }
+    for name, source in sources.items():
+        adapter = peers.load(name)
+        assert set(source["ran"]) <= {"gpu", "cpu", "stand-in"}
+        if "commit" in source:
+            assert re.fullmatch("[0-9a-f]{40}", source["commit"])
+            assert "envs/peers.yaml" in adapter.obtain
+            continue
+        assert source["package"] == adapter.distribution
+        if name != "torch_cp":  # torch comes with the host
+            assert any((source["package"], version) in installed for version in source["versions"]), name
+
+
 # Layouts over teams of neighbours.
 
 
@@ -220,7 +242,8 @@ def test_a_teams_rows_one_after_the_other_are_the_layout_over_teams(
 @pytest.mark.parametrize("version", ["2.1.0", "2.11.0"])
 def test_each_adapter_gets_its_own_kernel_from_transformer_engine(version: str) -> None:
     fake_te.calls.clear()
-    with standing_in(*fake_te.modules(version)), lone_mesh() as mesh:
+    mesh = Mesh(1, 1, 0, torch.device("cpu"))
+    with standing_in(*fake_te.modules(version)):
         fused, flash = peers.load("te_p2p")(), peers.load("te_p2p")(backend="flash_attn")
         fused.setup(mesh, Label("cudnn"), causal=True)
         flash.setup(mesh, Label("flash4"), causal=True)  # what auto may have chosen: the option decides
@@ -235,7 +258,8 @@ def test_each_adapter_gets_its_own_kernel_from_transformer_engine(version: str) 
 
 @pytest.mark.parametrize("version", ["2.1.0", "2.11.0"])
 def test_a_kernel_that_was_not_asked_for_is_an_error(version: str) -> None:
-    with standing_in(*fake_te.modules(version, obeys=False)), lone_mesh() as mesh:
+    mesh = Mesh(1, 1, 0, torch.device("cpu"))
+    with standing_in(*fake_te.modules(version, obeys=False)):
         method = peers.load("te_p2p")()
         method.setup(mesh, Label("flash2"), causal=True)
         q = torch.randn(1, 16, 4, 8)
