@@ -58,6 +58,11 @@ class HeadExchange:
     def size(self) -> int:
         return self.group.size
 
+    @property
+    def crosses_nodes(self) -> bool:
+        """Whether some of the ranks sit on another node."""
+        return not all(self.mesh.same_node(rank) for rank in self.group.members)
+
     def to_heads(self, tensors: Sequence[torch.Tensor], spans: Sequence[slice]) -> Pending:
         """Post (B, S, H, D) tensors; wait() gives (B, size * S, heads of the span, D) of each.
 

@@ -6,9 +6,10 @@
 What the backward needs (Q, K, V, O and lse, by heads) is kept from the forward rather than moved again, which
 takes 4 T of memory. As O is among it, O does not travel in the backward either.
 
-A rank's heads are handled in groups where they are large: while the kernel works on one, the next is on its
-way in and the last on its way out, so only the first and the last group's transfers are exposed. The number
-of ranks must divide the heads.
+Where the ranks are on several nodes, a rank's heads are handled in groups: while the kernel works on one, the
+next is on its way in and the last on its way out, so only the first and the last group's transfers are
+exposed. Inside a node the transfers are shorter than what smaller kernels lose. The number of ranks must
+divide the heads.
 
 Jacobs et al.: DeepSpeed Ulysses, 2023.
 """
@@ -75,7 +76,7 @@ class Method(base.Method):
         heads_kv = all_to_all.local_heads(k.shape[2], self.team.size)
         wanted = int(self.options["head_groups"])
         if not wanted:
-            wanted = q.nbytes // GROUP_BYTES if q.is_cuda and self.team.size > 1 else 1
+            wanted = q.nbytes // GROUP_BYTES if self.team.crosses_nodes else 1
         count = max(1, min(wanted, heads_kv))
         self._num_groups = count
         cuts = [heads_kv * index // count for index in range(count + 1)]
