@@ -11,8 +11,9 @@ from typing import Any
 import yaml
 
 from ringmark import config as configs
+from ringmark import image, orphans, schema, submit
 from ringmark import job as jobs
-from ringmark import schema
+from ringmark.cluster import Cluster
 from ringmark.errors import UserError
 
 RINGMARK = f"{sys.executable} -m ringmark.cli"
@@ -53,6 +54,47 @@ class Campaign:
         return json.dumps(schema.dump(self.config), sort_keys=True)
 
     @property
+    def cluster(self) -> Cluster | None:
+        """The cluster of the campaign; every job has the same."""
+        return self.jobs[0].cluster
+
+    @property
+    def cluster_as_json(self) -> str:
+        """What of the cluster file the jobs carry: they are planned again when it changes."""
+        return json.dumps(schema.dump(self.cluster), sort_keys=True)
+
+    @property
+    def runtime(self) -> str:
+        return "bare" if self.cluster is None else self.cluster.runtime
+
+    @property
+    def image_inputs(self) -> list[str]:
+        """The image, where ranks run in one that is built here."""
+        built = self.cluster is not None and self.runtime != "bare" and self.cluster.image is None
+        return [str(image.RESULT)] if built else []
+
+    @property
+    def resources(self) -> dict[str, Any]:
+        """What every job asks of Slurm; nothing without a cluster."""
+        return submit.resources(self.jobs[0])
+
+    def minutes(self, job_id: str) -> int:
+        """The time limit of one job."""
+        return submit.minutes(next(job for job in self.jobs if job.id == job_id), self.config)
+
+    def announce(self) -> None:
+        """Say what a campaign on a cluster will do: cells, node-minutes, the commands of one job."""
+        if self.cluster is not None:
+            for line in submit.summary(self.jobs, self.config):
+                print(f"ringmark: {line}", file=sys.stderr)
+
+    def before_submitting(self) -> None:
+        """What must hold before a job is submitted: a cluster is named, and no earlier run is still at it."""
+        if self.cluster is None:
+            raise UserError("no cluster is named: set 'cluster: envs/clusters/YOURS.yaml' in the config")
+        orphans.settle([job.id for job in self.jobs], Path.cwd(), lambda line: print(line, file=sys.stderr))
+
+    @property
     def job_files(self) -> list[str]:
         return [f"{self.folder}/jobs/{job.id}.job.json" for job in self.jobs]
 
@@ -73,6 +115,22 @@ class Campaign:
         for job, manifest in zip(self.jobs, map(Path, self.manifests), strict=True):
             if manifest.exists() and job.pending():
                 manifest.unlink()
+
+
+_ready: set[str] = set()
+
+
+def before_submitting(campaign: Campaign, workflow: Any) -> None:
+    """Check once, in the process that submits, and only when something will be submitted."""
+    executor = workflow.executor_plugin
+    submits = executor is not None and not executor.common_settings.local_exec
+    if not submits or not workflow.is_main_process or campaign.folder in _ready:
+        return
+    try:
+        campaign.before_submitting()
+    except UserError as error:
+        raise SystemExit(f"ringmark: {error}") from None
+    _ready.add(campaign.folder)
 
 
 def with_default(given: dict[str, Any]) -> dict[str, Any]:

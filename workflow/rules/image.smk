@@ -12,6 +12,7 @@ rule image:
         str(image.RESULT.with_suffix(".log")),
     localrule: True
     params:
+        ringmark=dag.RINGMARK,
         runtime=lambda wildcards: CAMPAIGN.runtime,
     shell:
-        "{dag.RINGMARK} image --runtime {params.runtime} --out {output} > {log} 2>&1"
+        "{params.ringmark} image --runtime {params.runtime} --out {output} > {log} 2>&1"

@@ -3,6 +3,13 @@
 # are there; a rerun measures only what is missing (`ringmark job`).
 
 
+def jobs_file(wildcards):
+    # Asked while the graph of jobs is built: a job that an earlier run left in Slurm ends before Snakemake looks
+    # at what is there, and is not submitted again.
+    dag.before_submitting(CAMPAIGN, workflow)
+    return f"{CAMPAIGN.folder}/jobs/{wildcards.job}.job.json"
+
+
 rule plan:
     output:
         CAMPAIGN.plan,
@@ -13,18 +20,25 @@ rule plan:
     params:
         ringmark=dag.RINGMARK,
         config=CAMPAIGN.as_json,
+        cluster=CAMPAIGN.cluster_as_json,
     shell:
         "{params.ringmark} plan --from-json {params.config:q} > {log} 2>&1"
 
 
 rule measure:
     input:
-        job=f"{CAMPAIGN.folder}/jobs/{{job}}.job.json",
+        # A job's name changes when what it asks for changes, so its age says nothing.
+        job=ancient(jobs_file),
+        image=ancient(CAMPAIGN.image_inputs),
     output:
         done=f"{CAMPAIGN.folder}/jobs/{{job}}.done.json",
     log:
         f"{CAMPAIGN.folder}/logs/{{job}}.log",
-    threads: workflow.cores or 1
+    # On one host all cores, so that no two jobs run beside each other.
+    threads: workflow.resource_settings.cores or 1
+    resources:
+        **CAMPAIGN.resources,
+        runtime=lambda wildcards: CAMPAIGN.minutes(wildcards.job),
     params:
         ringmark=dag.RINGMARK,
     shell:
