@@ -280,3 +280,19 @@ def test_delta_by_one_kernel_matches_float64() -> None:
         found = row_dot(dout, out)
         assert found.dtype == torch.float32
         torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-4)
+
+
+def test_folding_in_place_never_reads_what_it_has_written() -> None:
+    """Rows of lse are read by several warps and written by one: without a barrier some saw the new value."""
+    torch.manual_seed(6)
+    shape = (1, 4096, 40, 128)
+    parts = [torch.randn(shape, device=CUDA, dtype=torch.bfloat16) for _ in range(3)]
+    lses = [torch.randn(1, 40, 4096, device=CUDA) for _ in parts]
+    expected = merge.accumulators(parts[0])
+    for part, lse in zip(parts, lses):
+        merge.fold_plain_(*expected, part, lse)
+    for _ in range(200):
+        found = merge.accumulators(parts[0])
+        for part, lse in zip(parts, lses):
+            merge.fold_(*found, part, lse)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

@@ -44,6 +44,8 @@ def _fold(  # type: ignore[no-untyped-def]
         small = ratio / (1.0 + ratio)
         share = tl.where(lse > lse_acc, 1.0 - small, small)
         share = tl.where(lse == float("-inf"), 0.0, share)[:, None]
+        # Every warp reads the old lse of these rows; none may overwrite it before the last has done so.
+        tl.debug_barrier()
         tl.store(lse_acc_at, top + tl.log(1.0 + ratio), mask=here)
         acc_at = acc_ptr + batch * acc_b + head * acc_h + rows[:, None] * acc_s + columns[None, :]
         acc = tl.load(acc_at, mask=cells, other=0.0)
