@@ -75,3 +75,21 @@ def summarize(samples: Sequence[float], level: float = 0.95) -> Summary:
 def slowest_per_iteration(ranks_by_iterations: Sequence[Sequence[float]]) -> list[float]:
     """The time of each iteration: the slowest rank's (rule 1)."""
     return [max(column) for column in zip(*ranks_by_iterations, strict=True)]
+
+
+def known_within(summary: Summary, target: float, level: float = 0.95) -> bool:
+    """Whether both ends of the median's interval lie within `target` of it, as a fraction."""
+    spread = max(summary.ci_high - summary.median, summary.median - summary.ci_low)
+    return summary.ci_level >= level and spread <= target * summary.median
+
+
+def clock_disagreement(
+    samples_ms: Sequence[Sequence[float]], wall_ms: Sequence[Sequence[float]]
+) -> tuple[float, float]:
+    """The rank whose clock and witness differ most: (as a fraction of its time, in ms per iteration)."""
+    worst = (0.0, 0.0)
+    for clock, witness in zip(samples_ms, wall_ms, strict=True):
+        total = math.fsum(clock)
+        gap = abs(math.fsum(witness) - total)
+        worst = max(worst, (gap / total if total > 0 else 0.0, gap / len(clock)))
+    return worst

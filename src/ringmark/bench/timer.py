@@ -23,7 +23,7 @@ import torch
 from ringmark.bench import gather
 from ringmark.comm.mesh import Mesh
 from ringmark.record import Asked, Protocol, Series
-from ringmark.stats import Summary, slowest_per_iteration, summarize
+from ringmark.stats import clock_disagreement, known_within, slowest_per_iteration, summarize
 
 Body = Callable[[], object]
 Times = tuple[list[float], list[float]]  # this rank's samples and wall times, in ms
@@ -144,22 +144,6 @@ def _decide(mesh: Mesh, samples: list[list[float]], asked: Asked, elapsed_s: flo
         choice = 2
     choice = gather.decided_by_rank_0(mesh, choice)
     return None if choice < 0 else _REASONS[choice]
-
-
-def known_within(summary: Summary, target: float, level: float = 0.95) -> bool:
-    """Whether both ends of the median's interval lie within `target` of it, as a fraction."""
-    spread = max(summary.ci_high - summary.median, summary.median - summary.ci_low)
-    return summary.ci_level >= level and spread <= target * summary.median
-
-
-def clock_disagreement(samples: list[list[float]], walls: list[list[float]]) -> tuple[float, float]:
-    """The rank whose two clocks differ most: (as a fraction of its time, in ms per iteration)."""
-    worst = (0.0, 0.0)
-    for clock, witness in zip(samples, walls, strict=True):
-        total = sum(clock)
-        gap = abs(sum(witness) - total)
-        worst = max(worst, (gap / total if total > 0 else 0.0, gap / len(clock)))
-    return worst
 
 
 def _series(

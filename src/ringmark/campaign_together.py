@@ -1,0 +1,170 @@
+"""What the records of one campaign must satisfy together: comparable, complete, no cell twice."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ringmark import stats
+from ringmark.record import Record, Status
+
+BOUND = "single"
+_FASTER_THAN_BOUND = 1.05
+Named = Sequence[tuple[str, Record]]  # a record's path under its campaign's folder, and the record
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is not as it must be (a problem), or that a reader should know (a note), and where."""
+
+    where: str
+    sentence: str
+    is_problem: bool = True
+
+    def __str__(self) -> str:
+        return f"{'' if self.is_problem else 'note: '}{self.where}: {self.sentence}"
+
+
+def forward_is_shorter(found: Named) -> Iterator[Finding]:
+    """In one run, forward and backward together take longer than the forward alone.
+
+    Medians the wrong way round whose intervals overlap only say that the machine was not quiet.
+    """
+    forwards: dict[Any, stats.Summary] = {}
+    for _, one in found:
+        if one.timing and one.ran and one.cell.phase == "fwd":
+            forwards[_run_place(one)] = one.timing.headline.summary
+    for where, one in found:
+        if one.timing and one.ran and one.cell.phase == "fwd_bwd":
+            both, alone = one.timing.headline.summary, forwards.get(_run_place(one))
+            if alone is None or both.median > alone.median:
+                continue
+            apart = both.ci_high < alone.ci_low
+            sentence = f"fwd_bwd takes {both.median:.3f} ms, its forward alone {alone.median:.3f} ms"
+            yield Finding(where, sentence + ("" if apart else ": within their intervals"), apart)
+
+
+def _run_place(one: Record) -> tuple[Any, ...]:
+    cell = one.cell
+    run = one.ran.run_id if one.ran else ""
+    return (run, cell.row, cell.shape, cell.mesh, cell.kernel, cell.seqlen_global, one.asked.repeat)
+
+
+def duplicates(found: Named) -> Iterator[Finding]:
+    """No cell has two records of one repeat, and no two cells were the same step of one run."""
+    seen: dict[Any, str] = {}
+    for where, one in found:
+        keys: list[tuple[Any, ...]] = [("cell", one.cell.key, one.asked.repeat)]
+        if one.ran is not None:
+            keys.append(("step", one.ran.run_id, one.ran.order))
+        for key in keys:
+            if key in seen:
+                yield Finding(where, f"is a second record of {' '.join(map(str, key))}, beside {seen[key]}")
+            seen.setdefault(key, where)
+
+
+def one_table_one_way(found: Named) -> Iterator[Finding]:
+    """What stands in one closed table was measured alike: kernel, device, environment, protocol, inputs."""
+    groups: dict[tuple[Any, ...], list[tuple[str, Record]]] = defaultdict(list)
+    for where, one in found:
+        if one.ran is not None and one.status is Status.PASSED:
+            groups[(one.cell.shape, one.cell.mesh, one.cell.kernel)].append((where, one))
+    for group in groups.values():
+        for name, of in SAME_IN_A_TABLE.items():
+            values: dict[str, str] = {}
+            for where, one in group:
+                value = of(one)
+                if value is not None:
+                    values.setdefault(json.dumps(value, sort_keys=True, default=str), where)
+            if len(values) > 1:
+                (first, there), (other, here) = list(values.items())[:2]
+                sentence = f"{name} is {_shown(other, first)}, in {there} it is {_shown(first, other)}"
+                yield Finding(here, f"{sentence}: one table, one way of measuring")
+
+
+def _own_kernel(one: Record) -> Any:
+    """Our methods share the kernel; a peer brings its own, and the table says so."""
+    if one.ran is None or one.ran.implementation != "ringmark":
+        return None
+    return (one.ran.kernel, one.ran.kernel_version)
+
+
+def _asked(one: Record) -> Any:
+    asked = one.asked
+    return (asked.seed, sorted(asked.protocols), asked.warmup, asked.ci_target)
+
+
+def _lasting(environment: Mapping[str, Any]) -> Any:
+    """What makes two environments different: hardware and software, not which of equal nodes it was."""
+    nodes = []
+    for node in environment.get("nodes", []):
+        kept = {name: node.get(name) for name in ("cpu", "python", "libraries", "driver", "cuda", "cudnn")}
+        kept["variables"], kept["nccl_runtime"] = node.get("variables"), node.get("nccl_runtime")
+        gpus = [rank.get("gpu") or {} for rank in node.get("ranks", [])]
+        kept["gpus"] = [(gpu.get("name"), gpu.get("power_limit_w")) for gpu in gpus]
+        nodes.append(kept)
+    return {"nodes": nodes, "image_digest": environment.get("image_digest")}
+
+
+SAME_IN_A_TABLE: dict[str, Callable[[Record], Any]] = {
+    "the kernel": _own_kernel,
+    "the device": lambda one: one.ran.device if one.ran else None,
+    "the environment": lambda one: _lasting(one.environment) if one.environment else None,
+    "what was asked": _asked,
+}
+
+
+def _shown(text: str, other: str, most: int = 60) -> str:
+    """The part of a value in which it differs from another one."""
+    start = next((i for i, (a, b) in enumerate(zip(text, other)) if a != b), min(len(text), len(other)))
+    start = max(0, start - 20)
+    return ("..." if start else "") + text[start : start + most] + ("..." if len(text) > start + most else "")
+
+
+def program(found: Named) -> Iterator[Finding]:
+    """Worth knowing: records made by different commits of ringmark, or by a changed checkout."""
+    commits: dict[str, str] = {}
+    for where, one in found:
+        source = one.environment.get("source", {})
+        if isinstance(source.get("git_commit"), str):
+            commits.setdefault(source["git_commit"], where)
+        if source.get("git_dirty") is True:
+            commits.setdefault(f"{source['git_commit']} with local changes", where)
+    if len(commits) > 1:
+        listed = ", ".join(commit[:12] + commit[40:] for commit in commits)
+        yield Finding(next(iter(commits.values())), f"several states of ringmark measured: {listed}", False)
+
+
+def bounds(found: Named) -> Iterator[Finding]:
+    """Every timed row has its bound, the same kernel alone; none is clearly faster than it."""
+    alone: dict[tuple[Any, ...], float] = {}
+    for _, one in found:
+        if one.timing and one.cell.method == BOUND:
+            alone[_problem(one)] = min(one.timing.headline.summary.median, alone.get(_problem(one), math.inf))
+    for where, one in found:
+        if one.timing is None or one.cell.method == BOUND or _own_kernel(one) is None:
+            continue
+        bound, time_ms = alone.get(_problem(one)), one.timing.headline.summary.median
+        if bound is None:
+            yield Finding(where, "its bound (method single, same kernel) is not measured", False)
+        elif bound > _FASTER_THAN_BOUND * time_ms:
+            sentence = f"{time_ms:.3f} ms is less than its bound, {bound:.3f} ms for the same work alone"
+            yield Finding(where, sentence, False)
+
+
+def _problem(one: Record) -> tuple[Any, ...]:
+    cell = one.cell
+    return (cell.seqlen_global, cell.shape, cell.phase, cell.mesh, one.ran.kernel if one.ran else None)
+
+
+TOGETHER: tuple[Callable[[Named], Iterable[Finding]], ...] = (
+    forward_is_shorter,
+    duplicates,
+    one_table_one_way,
+    program,
+    bounds,
+)

@@ -1,0 +1,222 @@
+"""`ringmark check`: an honest campaign passes; each way of being dishonest or torn is named."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import make_records
+from ringmark import campaign_check, cli, stats
+from ringmark.cell import Cell, MeshShape, Shape
+from ringmark.schema import dump
+
+MESH = MeshShape(1, 2)
+SHAPE = Shape(1, 4, 4, 64, "fp32", "causal")
+PAPER = Shape(1, 40, 40, 128, "bf16", "causal")
+RING_BOTH = "records/ring/b1-hq4-hkv4-d64-fp32-causal/1x2/auto/S512_fwd_bwd.r0.json"
+Change = Callable[[dict[str, Any]], None]
+
+
+def _cell(method: str, phase: Any = "fwd_bwd", shape: Shape = SHAPE, seqlen: int = 512) -> Cell:
+    return Cell(method, seqlen, shape, phase, MESH)
+
+
+@pytest.fixture
+def campaign(tmp_path: Path) -> Path:
+    cells = [_cell(method, phase) for method in ("single", "ring", "burst") for phase in ("fwd", "fwd_bwd")]
+    cells += [_cell(method, "fwd", PAPER, 131072) for method in ("single", "ring")]
+    times = {"fwd": 10.0, "fwd_bwd": 35.0}
+    made = [
+        make_records.make(
+            cell,
+            rng=random.Random(order),
+            median_ms=None if cell.shape == PAPER else times[cell.phase] * (1 + (cell.method != "single")),
+            order=order,
+        )
+        for order, cell in enumerate(cells)
+    ]
+    return make_records.write_campaign(tmp_path / "made", made)
+
+
+def _change(campaign: Path, where: str, change: Change) -> None:
+    path = campaign / where
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+def _headline(data: dict[str, Any]) -> dict[str, Any]:
+    return data["timing"]["series"]["isolated"]  # type: ignore[no-any-return]
+
+
+def _set(*keys: Any, to: Any) -> Change:
+    def change(data: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            data = data[key]
+        data[keys[-1]] = to(data[keys[-1]]) if callable(to) else to
+
+    return change
+
+
+def _of_headline(*keys: Any, to: Any) -> Change:
+    return lambda data: _set(*keys, to=to)(_headline(data))
+
+
+def _drop_the_worst(data: dict[str, Any]) -> None:
+    """Best of N: the slowest iteration is gone from the samples, the summary is as it was."""
+    series = _headline(data)
+    worst = max(range(len(series["samples_ms"][0])), key=lambda i: max(r[i] for r in series["samples_ms"]))
+    for row in (*series["samples_ms"], *series["wall_ms"]):
+        del row[worst]
+
+
+def _rank_zero_only(data: dict[str, Any]) -> None:
+    del _headline(data)["samples_ms"][1], _headline(data)["wall_ms"][1]
+
+
+def _oom_beside_a_time(data: dict[str, Any]) -> None:
+    data["status"] = "oom"
+
+
+def _time_of_a_wrong_answer(data: dict[str, Any]) -> None:
+    data["check"]["errors"]["dq"]["relative_error"] = 0.1
+
+
+def _nan_passes(data: dict[str, Any]) -> None:
+    data["check"]["errors"]["dq"]["nonfinite"] = 3
+
+
+LIES: dict[str, tuple[Change, str]] = {
+    "a median moved": (_of_headline("summary", "median", to=lambda x: x * 0.99), "median is"),
+    "an interval narrowed": (_of_headline("summary", "ci_high", to=lambda x: x * 0.999), "ci_high is"),
+    "an outlier dropped": (_drop_the_worst, "are not 2 ranks x 12 iterations"),
+    "one rank's times alone": (_rank_zero_only, "are not 2 ranks x 12 iterations"),
+    "a sample of zero": (_of_headline("samples_ms", 0, 3, to=0.0), "no positive time"),
+    "a sample changed": (_of_headline("samples_ms", 1, 3, to=lambda x: x * 3), "the samples give"),
+    "a rate rounded up": (_set("timing", "tflops_per_gpu", to=lambda x: x * 1.01), "tflops_per_gpu is"),
+    "disagreeing clocks hidden": (_of_headline("clock_disagreement", to=0.0), "clock_disagreement is"),
+    "too few iterations": (_set("asked", "min_iterations", to=40), "asked were 40 to 100"),
+    "a target that was not reached": (
+        _set("asked", "ci_target", to=1e-6),
+        "reached its target, and it did not",
+    ),
+    "a most that was not reached": (_of_headline("stopped_by", to="max_iterations"), "it has 12 of 100"),
+    "a first call before its start": (_set("timing", "first_call_ms", to=-1.0), "not negative"),
+    "memory of the best rank": (_set("memory", "per_rank_peak_mib", 0, to=1e5), "its ranks' highest is"),
+    "memory of some ranks": (_set("memory", "per_rank_peak_mib", to=[920.0]), "1 ranks of 2"),
+    "a gradient that was not checked": (lambda d: d["check"]["errors"].pop("dk"), "the phase needs"),
+    "nothing checked": (_set("check", "errors", "dv", "rows_checked", to=0), "0 of 4096 rows"),
+    "another world": (_set("ran", "world_size", to=8), "8 ranks ran"),
+    "oom beside a time": (_oom_beside_a_time, "cannot have a timing"),
+    "the time of a wrong answer": (_time_of_a_wrong_answer, "above what is allowed"),
+    "nan passes": (_nan_passes, "above what is allowed"),
+    "a torn file": (lambda d: d.pop("status"), "lacks the key 'status'"),
+    "another kernel": (_set("ran", "kernel_version", to="9.9"), "the kernel is"),
+    "another device": (_set("ran", "device", to="NVIDIA H100"), "the device is"),
+    "another protocol": (_set("asked", "warmup", to=4), "what was asked is"),
+    "another driver": (
+        _set("environment", "nodes", to=[{"driver": "555.1", "cpu": "Example CPU"}]),
+        "the environment is",
+    ),
+    "the same step twice": (_set("ran", "order", to=0), "a second record of step run0 0"),
+    "backward for nothing": (
+        lambda d: _scaled_times(d, 0.2),
+        "its forward alone 2",
+    ),
+}
+
+
+def _scaled_times(data: dict[str, Any], factor: float) -> None:
+    """Consistent in itself, and impossible beside the forward."""
+    series = _headline(data)
+    for name in ("samples_ms", "wall_ms"):
+        series[name] = [[value * factor for value in row] for row in series[name]]
+    for name in ("median", "ci_low", "ci_high", "p5", "p95"):
+        series["summary"][name] *= factor
+    data["timing"]["tflops_per_gpu"] /= factor
+
+
+def test_an_honest_campaign_passes(campaign: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checked = campaign_check.check(campaign)
+    assert [str(finding) for finding in checked.findings] == []
+    assert cli.main(["check", str(campaign)]) == 0
+    assert "SUCCESS: 8 records" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_is_named_with_its_place(lie: str, campaign: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change, words = LIES[lie]
+    _change(campaign, RING_BOTH, change)
+    problems = [str(problem) for problem in campaign_check.check(campaign).problems]
+    assert any(words in problem for problem in problems), problems
+    assert any(RING_BOTH in problem for problem in problems)
+    assert cli.main(["check", str(campaign)]) == 1
+    assert "SUCCESS" not in capsys.readouterr().out
+
+
+def test_a_rate_above_the_hardware_is_a_problem(campaign: Path) -> None:
+    where = "records/ring/b1-hq40-hkv40-d128-bf16-causal/1x2/auto/S131072_fwd.r0.json"
+    _change(campaign, where, lambda data: _scaled_times(data, 0.3))
+    problems = [str(problem) for problem in campaign_check.check(campaign).problems]
+    assert len(problems) == 1
+    assert "above the device's peak of 989.4" in problems[0]
+
+
+def test_a_copy_of_a_record_is_a_duplicate(campaign: Path) -> None:
+    (campaign / RING_BOTH.replace(".r0.", ".r1.")).write_text((campaign / RING_BOTH).read_text())
+    problems = [str(problem) for problem in campaign_check.check(campaign).problems]
+    assert any("two files for one cell" in problem for problem in problems)
+    assert any("a second record of cell" in problem for problem in problems)
+
+
+def test_times_that_the_noise_turned_round_are_a_note(campaign: Path) -> None:
+    def blur(data: dict[str, Any]) -> None:
+        _scaled_times(data, 10.0 / 35.0 * 0.99)
+        series = _headline(data)
+        for row in series["samples_ms"]:
+            row[0:3] = [value * 1.5 for value in row[0:3]]
+        series["summary"] = dump(stats.summarize(stats.slowest_per_iteration(series["samples_ms"])))
+        series["wall_ms"] = series["samples_ms"]
+        series["clock_disagreement"] = 0.0
+        series["stopped_by"] = "time_limit"
+
+    _change(campaign, RING_BOTH, blur)
+    found = campaign_check.check(campaign).findings
+    about = [finding for finding in found if "its forward alone" in finding.sentence]
+    assert len(about) == 1
+    assert not about[0].is_problem
+    assert "within their intervals" in about[0].sentence
+
+
+def test_what_a_reader_should_know_is_a_note_and_no_problem(campaign: Path) -> None:
+    (campaign / "records/single/b1-hq4-hkv4-d64-fp32-causal/1x2/auto/S512_fwd.r0.json").unlink()
+    _change(
+        campaign, RING_BOTH, _set("environment", "source", to={"git_commit": "a" * 40, "git_dirty": True})
+    )
+    jobs = campaign / "jobs"
+    jobs.mkdir()
+    planned = [{"out": f"results/made/{RING_BOTH}"}, {"out": "results/made/records/usp/x.r0.json"}]
+    (jobs / "0.job.json").write_text(json.dumps({"items": planned}))
+    checked = campaign_check.check(campaign)
+    assert checked.problems == []
+    notes = "\n".join(map(str, checked.findings))
+    assert "its bound (method single, same kernel) is not measured" in notes
+    assert "aaaaaaaaaaaa with local changes" in notes
+    assert "records/usp/x.r0.json: 1 planned cells have no record" in notes
+
+
+def test_a_method_faster_than_its_bound_is_told(campaign: Path) -> None:
+    where = RING_BOTH.replace("ring/", "single/")
+    _change(campaign, where, lambda data: _scaled_times(data, 3.0))
+    notes = [str(finding) for finding in campaign_check.check(campaign).findings]
+    assert sum("is less than its bound" in note for note in notes) == 2
+
+
+def test_an_empty_campaign_is_no_success(tmp_path: Path) -> None:
+    (tmp_path / "records").mkdir()
+    assert len(campaign_check.check(tmp_path).problems) == 1
