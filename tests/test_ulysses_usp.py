@@ -10,6 +10,7 @@ from ringmark import layout
 from ringmark.cell import Cell, MeshShape, Shape
 from ringmark.comm import all_to_all
 from ringmark.comm.all_to_all import HeadExchange
+from ringmark.comm.line import line
 from ringmark.comm.mesh import Mesh
 from ringmark.errors import UserError
 from ringmark.methods import ulysses, usp
@@ -131,7 +132,7 @@ EIGHT = [
     ("ulysses", {}, (1, 64, 8, 8), True),
     ("usp", HEAD_FIRST, (1, 64, 4, 4), True),
     ("usp", RING_FIRST, (1, 64, 4, 2), True),
-    ("usp", {**HEAD_FIRST, "ulysses": 2}, (1, 64, 2, 2), True),  # a ring of 4 over both nodes
+    ("usp", {**HEAD_FIRST, "ulysses": 2}, (1, 64, 2, 2), True),  # a double ring of 2 x 2
     ("usp", {**RING_FIRST, "ulysses": 4}, (1, 64, 4, 4), True),
 ]
 
@@ -146,6 +147,36 @@ def test_one_rank_is_plain_attention():
         errors, forward, backward, _ = compare(mesh, name, {}, (2, 16, 4, 2), True)
         assert max(errors.values()) < 1e-6, (name, errors)
         assert forward == backward == (0, 0)
+
+
+LINES = [
+    # (nodes, gpus) of the world, of the view, axis, shape of a line, line of rank 0
+    ((2, 4), (2, 4), "intra", (1, 4), (0, 1, 2, 3)),
+    ((2, 4), (2, 4), "inter", (2, 1), (0, 4)),
+    ((2, 4), (4, 2), "inter", (2, 2), (0, 2, 4, 6)),  # two ranks on each of two nodes
+    ((2, 4), (1, 8), "intra", (2, 4), (0, 1, 2, 3, 4, 5, 6, 7)),
+    ((2, 4), (8, 1), "intra", (1, 1), (0,)),
+    ((3, 2), (2, 3), "intra", (1, 3), (0, 1, 2)),  # two ranks on one node, one on the next: flat
+    ((4, 8), (8, 4), "inter", (4, 2), tuple(range(0, 32, 4))),
+]
+
+
+@pytest.mark.parametrize(("world", "seen", "axis", "shape", "members"), LINES)
+def test_a_line_has_the_shape_of_its_nodes(world, seen, axis, shape, members):
+    for rank in range(world[0] * world[1]):
+        mesh = Mesh(*world, rank, torch.device("cpu"))
+        found = line(mesh.view(*seen), axis)
+        assert (found.nodes, found.gpus) == shape
+        assert found is line(mesh.view(*seen), axis), "one of each: communicators are shared"
+        own = found.members("flat")
+        assert own[found.rank] == rank, "a rank is known by its position"
+        if rank == 0:
+            assert own == members
+        inner = found.members("intra")
+        assert shape[0] == 1 or len({other // world[1] for other in inner}) == 1, "inner rings stay in a node"
+        assert [found.same_node(other) for other in own] == [
+            other // world[1] == rank // world[1] for other in own
+        ]
 
 
 def there_and_back(mesh):

@@ -1,35 +1,74 @@
-"""A line: one row or one column of a mesh, seen as a flat mesh of its own.
+"""A line: one row or one column of a mesh, seen as a mesh of its own.
 
-    mesh 2x3     row (intra)   0 1 2        column (inter)   0
-    0 1 2                      3 4 5                         3
-    3 4 5
+    mesh 2x4     row (intra)   0 1 2 3, on one node: 1x4       column (inter)   0, on two nodes: 2x1
+    0 1 2 3                    4 5 6 7                                          4
+    4 5 6 7
 
 Inside a line a rank is known by its position, so a method that knows only rings can run in it as if nobody
-else were there. Communicators and counted bytes are those of the mesh.
+else were there. Its shape follows the real nodes: a line that has several ranks on each of several nodes is a
+mesh of two levels, and one that crosses nodes unevenly is flat. Communicators are the line's own, bytes are
+counted as the mesh counts them.
 """
 
 from __future__ import annotations
+
+import torch.distributed as dist
 
 from ringmark.comm.mesh import Axis, Group, Mesh
 
 
 class Line(Mesh):
-    """This rank's row (axis 'intra') or column ('inter') of a mesh."""
+    """This rank's row (axis 'intra') or column ('inter') of a mesh; made by `line`."""
 
     def __init__(self, mesh: Mesh, axis: Axis) -> None:
-        members = mesh.members(axis)
-        position = members.index(mesh.rank)
-        super().__init__(1, len(members), position, mesh.device, base=mesh._base or mesh)
-        self._mesh, self._axis, self._global_rank = mesh, axis, mesh.rank
+        real = mesh._base or mesh
+        self._lines = tuple(dict.fromkeys(mesh.members(axis, rank) for rank in range(mesh.world_size)))
+        self._line = mesh.members(axis)
+        self._global_rank = mesh.rank
+        nodes, gpus = _shape(self._lines, real.gpus)
+        super().__init__(nodes, gpus, self._line.index(mesh.rank), mesh.device, base=real)
 
     def view(self, nodes: int, gpus: int) -> Mesh:
-        """A line has one shape."""
+        """A line has the shape that its nodes give it."""
         if (nodes, gpus) != (self.nodes, self.gpus):
-            raise ValueError(f"a line of {self.gpus} ranks has no {nodes}x{gpus} view")
+            raise ValueError(f"this line is {self.nodes}x{self.gpus}, it has no {nodes}x{gpus} view")
         return self
 
-    def group(self, axis: Axis, purpose: str) -> Group:
-        """The line's own group for a purpose; across a line there is nobody ('inter')."""
-        if axis == "inter":
-            return Group((self._global_rank,), 0, None)
-        return self._mesh.group(self._axis, f"{purpose}_line")
+    def members(self, axis: Axis, rank: int | None = None) -> tuple[int, ...]:
+        """The ranks, as the world numbers them, of an axis around a position of this line."""
+        positions = super().members(axis, rank)
+        return tuple(self._line[position] for position in positions)
+
+    def _make_group(self, axis: Axis) -> Group:
+        mine, process_group = self.members(axis), None
+        # Every rank makes the groups of every line, in one order: new_group is collective over the world.
+        patterns = dict.fromkeys(super(Line, self).members(axis, rank) for rank in range(self.world_size))
+        for line in self._lines:
+            for pattern in patterns:
+                members = tuple(line[position] for position in pattern)
+                if len(members) > 1:
+                    made = dist.new_group(list(members))
+                    process_group = made if members == mine else process_group
+        return Group(mine, mine.index(self._global_rank), process_group)
+
+
+_made: dict[tuple[int, Axis], tuple[Mesh, Line]] = {}
+
+
+def line(mesh: Mesh, axis: Axis) -> Line:
+    """This rank's line of a mesh: one of each, so that the methods of one process share its communicators."""
+    key = (id(mesh), axis)
+    if key not in _made or _made[key][0] is not mesh:
+        _made[key] = (mesh, Line(mesh, axis))
+    return _made[key][1]
+
+
+def _shape(lines: tuple[tuple[int, ...], ...], gpus_real: int) -> tuple[int, int]:
+    """Nodes x gpus of a line, if all lines have as many ranks on each of as many nodes; flat if not."""
+    size = len(lines[0])
+    for gpus in range(size, 0, -1):
+        runs = [line[start : start + gpus] for line in lines for start in range(0, size, gpus)]
+        if size % gpus == 0 and all(len({rank // gpus_real for rank in run}) == 1 for run in runs):
+            nodes = {len({rank // gpus_real for rank in line}) for line in lines}
+            return (size // gpus, gpus) if nodes == {size // gpus} else (1, size)
+    return 1, size

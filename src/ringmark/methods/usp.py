@@ -10,7 +10,7 @@
 The tokens are dealt in zigzag to the teams, and a team's rows in turn to its members, so the all-to-all turns
 a team into one rank of a zigzag ring. `ulysses` is the size of a team, any divisor of the ranks; 0 takes the
 gpus of a node (head_first) or the number of nodes (ring_first). Teams of one are the ring alone, one team of
-everybody is Ulysses alone.
+everybody is Ulysses alone. A ring with several members on each of several nodes turns as a double ring.
 
 Fang, Zhao: USP: A Unified Sequence Parallelism Approach for Long Context Generative AI, 2024.
 """
@@ -23,11 +23,11 @@ from ringmark import layout
 from ringmark.cell import Cell, OptionValue
 from ringmark.comm.all_to_all import HeadExchange
 from ringmark.comm.homeward import WIRES
-from ringmark.comm.line import Line
+from ringmark.comm.line import line
 from ringmark.comm.mesh import Axis, Mesh
 from ringmark.errors import UserError
 from ringmark.kernels.base import Kernel
-from ringmark.methods import base, single, ulysses, zigzag
+from ringmark.methods import base, double_ring, single, ulysses
 
 PLACEMENTS = ("head_first", "ring_first")
 
@@ -76,8 +76,8 @@ class Method(ulysses.Method):
         heads_axis: Axis = "intra" if self.head_first else "inter"
         ring_axis: Axis = "inter" if self.head_first else "intra"
         self.team = HeadExchange(seen, heads_axis, "heads")
-        self.inner = single.Method() if ring == 1 else zigzag.Method(wire=self.options["wire"])
-        self.inner.setup(Line(seen, ring_axis), kernel, causal=causal, scale=scale)
+        self.inner = single.Method() if ring == 1 else double_ring.Method(wire=self.options["wire"])
+        self.inner.setup(line(seen, ring_axis), kernel, causal=causal, scale=scale)
 
     def settings(self) -> dict[str, Any]:
         found = super().settings()
