@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from ringmark.comm.mesh import Axis, Group, Mesh
+from ringmark.comm.mesh import Axis, Group, Lane, Mesh
 
 
 class Line(Mesh):
@@ -39,7 +39,7 @@ class Line(Mesh):
         positions = super().members(axis, rank)
         return tuple(self._line[position] for position in positions)
 
-    def _make_group(self, axis: Axis) -> Group:
+    def _make_group(self, axis: Axis, lane: Lane) -> Group:
         mine, process_group = self.members(axis), None
         # Every rank makes the groups of every line, in one order: new_group is collective over the world.
         patterns = dict.fromkeys(super(Line, self).members(axis, rank) for rank in range(self.world_size))
@@ -47,7 +47,7 @@ class Line(Mesh):
             for pattern in patterns:
                 members = tuple(line[position] for position in pattern)
                 if len(members) > 1:
-                    made = dist.new_group(list(members))
+                    made = dist.new_group(list(members), pg_options=lane.options())
                     process_group = made if members == mine else process_group
         return Group(mine, mine.index(self._global_rank), process_group)
 

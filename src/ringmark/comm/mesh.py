@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -56,6 +56,31 @@ class Group:
         return len(self.members)
 
 
+@dataclass(frozen=True)
+class Lane:
+    """How much of a GPU a communicator may take from the computation that it runs beside (NCCL alone).
+
+    Each of NCCL's blocks occupies a multiprocessor while data moves: fewer blocks are slower and leave more
+    to the attention kernel. With high priority a transfer goes before blocks of a kernel that wait beside it.
+    """
+
+    max_ctas: int = 0  # 0: as many as NCCL likes
+    high_priority: bool = False
+
+    def options(self) -> Any:
+        """The options of a process group, or None where there is nothing to say."""
+        if self == Lane() or dist.get_backend() != "nccl":
+            return None
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=self.high_priority)
+        if self.max_ctas:
+            options.config.min_ctas = 1
+            options.config.max_ctas = self.max_ctas
+        return options
+
+
+OPEN_LANE = Lane()
+
+
 class Mesh:
     """This rank's place among nodes x gpus, and its groups."""
 
@@ -65,7 +90,7 @@ class Mesh:
         self.nodes, self.gpus, self.rank, self.device = nodes, gpus, rank, device
         self.node, self.gpu = divmod(rank, gpus)
         self._base = base
-        self._groups: dict[tuple[str, str], Group] = {}
+        self._groups: dict[tuple[str, str, Lane], Group] = {}
         self._views: dict[tuple[int, int], Mesh] = {}
         self.traffic: Traffic = base.traffic if base else Traffic()
 
@@ -104,18 +129,19 @@ class Mesh:
             return tuple(j * self.gpus + gpu for j in range(self.nodes))
         return tuple(range(self.world_size))
 
-    def group(self, axis: Axis, purpose: str) -> Group:
-        """The group of an axis for one purpose; collective at the first call of each (axis, purpose)."""
-        if (axis, purpose) not in self._groups:
-            self._groups[axis, purpose] = self._make_group(axis)
-        return self._groups[axis, purpose]
+    def group(self, axis: Axis, purpose: str, lane: Lane = OPEN_LANE) -> Group:
+        """The group of an axis for one purpose; collective at the first call of each."""
+        key = (axis, purpose, lane)
+        if key not in self._groups:
+            self._groups[key] = self._make_group(axis, lane)
+        return self._groups[key]
 
-    def _make_group(self, axis: Axis) -> Group:
+    def _make_group(self, axis: Axis, lane: Lane) -> Group:
         mine, process_group = self.members(axis), None
         # Every rank makes every group, in the same order: new_group is collective over the world.
         for members in dict.fromkeys(self.members(axis, rank) for rank in range(self.world_size)):
             if len(members) > 1:
-                made = dist.new_group(list(members))
+                made = dist.new_group(list(members), pg_options=lane.options())
                 process_group = made if members == mine else process_group
         return Group(mine, mine.index(self.rank), process_group)
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from ringmark.comm.mesh import Axis, Mesh
+from ringmark.comm.mesh import OPEN_LANE, Axis, Lane, Mesh
 from ringmark.comm.parcel import Parcel, Pool, signature
 
 
@@ -27,9 +27,9 @@ class Hop(Protocol):
 class Ring:
     """The ring over one axis of a mesh, with a communicator of its own for its purpose."""
 
-    def __init__(self, mesh: Mesh, axis: Axis, purpose: str, pool: Pool) -> None:
+    def __init__(self, mesh: Mesh, axis: Axis, purpose: str, pool: Pool, lane: Lane = OPEN_LANE) -> None:
         self.mesh, self.pool = mesh, pool
-        self.group = mesh.group(axis, purpose)
+        self.group = mesh.group(axis, purpose, lane)
         members, here = self.group.members, self.group.position
         self.next, self.previous = members[(here + 1) % len(members)], members[here - 1]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ringmark.comm.mesh import Mesh
+from ringmark.comm.mesh import OPEN_LANE, Lane, Mesh
 from ringmark.comm.parcel import Parcel, Pool
 from ringmark.comm.plan import Block, plan
 from ringmark.comm.ring import Hop, Ring
@@ -37,11 +37,11 @@ class Stop:
 class Route:
     """The rings of a mesh for one purpose: inner over each row of ranks, outer over each column."""
 
-    def __init__(self, mesh: Mesh, purpose: str) -> None:
+    def __init__(self, mesh: Mesh, purpose: str, lane: Lane = OPEN_LANE) -> None:
         self.mesh = mesh
         self.pool = Pool(mesh.device)
-        self.inner = Ring(mesh, "intra", f"{purpose}_inner", self.pool)
-        self.outer = Ring(mesh, "inter", f"{purpose}_outer", self.pool)
+        self.inner = Ring(mesh, "intra", f"{purpose}_inner", self.pool, lane)
+        self.outer = Ring(mesh, "inter", f"{purpose}_outer", self.pool, lane)
 
     def source(self, window: int, turn: int) -> int:
         """The rank whose block is here in this window, at this turn."""

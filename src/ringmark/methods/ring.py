@@ -19,11 +19,13 @@ from ringmark import heads, layout
 from ringmark.accumulate import Gradient, Output
 from ringmark.cell import Cell, OptionValue
 from ringmark.comm.homeward import WIRES, Homeward
-from ringmark.comm.mesh import Mesh
+from ringmark.comm.mesh import Lane, Mesh
 from ringmark.comm.route import Route
 from ringmark.geometry import Meeting, meeting
 from ringmark.kernels.base import Kernel
 from ringmark.methods import base
+
+PRIORITIES = ("normal", "high")
 
 
 class Method(base.Method):
@@ -31,12 +33,19 @@ class Method(base.Method):
 
     label = "Ring attention"
     layout = "contiguous"
-    default_options: ClassVar[dict[str, OptionValue]] = {"head_groups": 0, "wire": "auto"}
+    default_options: ClassVar[dict[str, OptionValue]] = {
+        "head_groups": 0,
+        "wire": "auto",
+        "ctas": 0,
+        "priority": "normal",
+    }
 
     def unsupported(self, cell: Cell) -> str | None:
         wire = self.options["wire"]
         if wire not in WIRES:
             return f"wire is {wire}: choose one of {', '.join(WIRES)}"
+        if self.options["priority"] not in PRIORITIES:
+            return f"priority is {self.options['priority']}: choose one of {', '.join(PRIORITIES)}"
         return layout.reason_not(self.layout, cell.seqlen_global, cell.world_size) or heads.reason_not(
             self.options["head_groups"], cell.shape.num_heads_kv
         )
@@ -48,8 +57,9 @@ class Method(base.Method):
     def setup(self, mesh: Mesh, kernel: Kernel, *, causal: bool, scale: float | None = None) -> None:
         super().setup(mesh, kernel, causal=causal, scale=scale)
         # The blocks and the sums behind them travel at the same time: a communicator for each.
-        self.blocks = Route(self.topology(mesh), "blocks")
-        self.sums = Route(self.topology(mesh), "sums")
+        lane = Lane(int(self.options["ctas"]), self.options["priority"] == "high")
+        self.blocks = Route(self.topology(mesh), "blocks", lane)
+        self.sums = Route(self.topology(mesh), "sums", lane)
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
