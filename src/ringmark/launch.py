@@ -66,7 +66,7 @@ def world(job: Job, job_file: str, items: Sequence[int], run_id: str, place: Pla
     words = agent(job, job_file, items, run_id, place)
     if site is None:
         return Command([sys.executable, *AGENT, *words], env)
-    argv = with_modules(site, in_container(job, site, words, env, place))
+    argv = with_modules(site, in_container(job, site, words, env, run_id, place))
     return Command(with_srun(job, site, argv, env, run_id, place), env)
 
 
@@ -76,6 +76,8 @@ def agent(job: Job, job_file: str, items: Sequence[int], run_id: str, place: Pla
     words = ["--nproc-per-node", str(ranks)]
     if nodes > 1:
         words += ["--nnodes", str(nodes), "--rendezvous", f"{place.hosts[0]}:{place.port}"]
+    if job.cluster is not None:
+        words.append("--watch-supervisor")
     return [*words, "--run-id", run_id, job_file, ",".join(map(str, items))]
 
 
@@ -117,13 +119,13 @@ def with_modules(site: Cluster, argv: list[str]) -> list[str]:
 
 
 def in_container(
-    job: Job, site: Cluster, words: list[str], env: Mapping[str, str], place: Place
+    job: Job, site: Cluster, words: list[str], env: Mapping[str, str], run_id: str, place: Place
 ) -> list[str]:
     """The agent inside the site's runtime; the folder has the same path inside and outside."""
     mounts = [f"{place.folder}:{place.folder}", *site.mounts]
     image, gpus = place.image or "", job.device != "cpu"
     if site.runtime in ("docker", "podman"):
-        return docker(job, site, words, env, place)
+        return docker(job, site, words, env, run_id, place)
     if site.runtime == "apptainer":  # hands the environment on by itself
         binds = [word for mount in mounts for word in ("--bind", mount)]
         nv = ["--nv"] if gpus else []
@@ -137,9 +139,22 @@ def in_container(
     return [sys.executable if site.runtime == "bare" else "python3", *AGENT, *words]
 
 
-def docker(job: Job, site: Cluster, words: list[str], env: Mapping[str, str], place: Place) -> list[str]:
+def docker(
+    job: Job, site: Cluster, words: list[str], env: Mapping[str, str], run_id: str, place: Place
+) -> list[str]:
     """docker and podman share their words."""
-    argv = [site.runtime, "run", "--rm", "--init", "--network", "host", "--ipc", "host"]
+    argv = [
+        site.runtime,
+        "run",
+        "--rm",
+        "--init",
+        "--name",
+        step_name(run_id),
+        "--network",
+        "host",
+        "--ipc",
+        "host",
+    ]
     argv += ["--ulimit", "memlock=-1", "--ulimit", "stack=67108864", "--user", place.user]
     if job.device != "cpu":
         cdi = site.cdi or site.runtime == "podman"
@@ -175,6 +190,19 @@ def with_srun(
         srun += [f"--container-workdir={place.folder}", "--no-container-mount-home"]
         srun += ["--no-container-entrypoint", f"--container-env={','.join(env)}", *site.container_extra]
     return [*srun, *site.srun_extra, *argv]
+
+
+def leftovers(job: Job, run_id: str, place: Place) -> list[str] | None:
+    """The command that ends a world's containers on all its nodes: docker's outlive whoever started them."""
+    site = job.cluster
+    if site is None or site.runtime not in ("docker", "podman"):
+        return None
+    argv = [site.runtime, "kill", step_name(run_id)]
+    nodes, _ = geometry(job)
+    if site.scheduler != "slurm":
+        return argv
+    each = ["--nodes", str(nodes), "--ntasks", str(nodes), "--ntasks-per-node", "1"]
+    return ["srun", "--overlap", *each, "--nodelist", ",".join(place.hosts[:nodes]), *argv]
 
 
 def asks_for_gpus(job: Job, site: Cluster) -> bool:

@@ -69,7 +69,10 @@ class Site:
         return None if state == "RUNNING" else state
 
     def end_steps(self, run_id: str) -> None:
-        """Make sure that no task of a world is left on any node."""
+        """Make sure that no task and no container of a world is left on any node."""
+        kill = launch.leftovers(self.job, run_id, launch.Place(self.hosts))
+        if kill is not None:
+            subprocess.run(kill, check=False, capture_output=True)  # that none is left is no failure
         if not self.hosts:
             return
         deadline = time.monotonic() + STEP_END_S

@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nnodes", type=int, default=1, help="how many nodes the world has")
     parser.add_argument("--nproc-per-node", type=int, required=True, help="ranks on each node")
     parser.add_argument("--rendezvous", help="HOST:PORT on the first node, where there are several")
+    parser.add_argument("--watch-supervisor", action="store_true", help="end when its beat ends")
     parser.add_argument("--run-id", required=True, help="the folder, in the job's, that the world reports to")
     parser.add_argument("job", help="the job's file")
     parser.add_argument("items", help="the items to run, like 0,1,4")
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     job = jobs.load(Path(args.job))
     if folder := os.environ.get("TMPDIR"):
         os.makedirs(folder, exist_ok=True)  # a cluster's scratch is made on every node
-    if args.nnodes > 1:
+    if args.watch_supervisor:
         lease = progress.Lease(job.folder, args.run_id, LEASE_S)
         threading.Thread(target=end_without_supervisor, args=(lease,), daemon=True).start()
     try:
