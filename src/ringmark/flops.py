@@ -8,7 +8,9 @@ recomputation, softmax and merging are a method's own business. A rate is these 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
+from typing import Any
 
 import yaml
 
@@ -41,12 +43,20 @@ class Peak:
 
 def peak_tflops(device_name: str, dtype: str) -> Peak | None:
     """The peak of a device by its own name (longest match of data/peaks.yaml), or None."""
+    entry = _stated(device_name)
+    if dtype not in entry.get("tflops", {}):
+        return None
+    return Peak(device_name, dtype, float(entry["tflops"][dtype]), entry["source"])
+
+
+def nvlink_gb_per_s(device_name: str) -> float | None:
+    """What a device sends over NVLink in one direction, as its maker states it, or None."""
+    return _stated(device_name).get("nvlink_gb_per_s")
+
+
+@cache
+def _stated(device_name: str) -> dict[str, Any]:
     text = resources.files("ringmark").joinpath("data/peaks.yaml").read_text(encoding="utf-8")
     devices = yaml.safe_load(text)["devices"]
     matching = [name for name in devices if name.lower() in device_name.lower()]
-    if not matching:
-        return None
-    entry = devices[max(matching, key=len)]
-    if dtype not in entry["tflops"]:
-        return None
-    return Peak(device_name, dtype, float(entry["tflops"][dtype]), entry["source"])
+    return devices[max(matching, key=len)] if matching else {}

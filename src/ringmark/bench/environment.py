@@ -69,7 +69,7 @@ def collect(mesh: Mesh) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
     }
     node = _node(mesh) if mesh.gpu == 0 else None
-    everyone = _gathered(mesh, (mine, node))
+    everyone = gathered(mesh, (mine, node))
     nodes = []
     for first in range(0, mesh.world_size, mesh.gpus):
         ranks = [rank for rank, _ in everyone[first : first + mesh.gpus]]
@@ -81,7 +81,7 @@ def state(mesh: Mesh) -> dict[str, Any]:
     """What changes during a campaign, of every rank in order: clocks, power, throttling, load."""
     device = nvml.state(mesh.device) if mesh.device.type == "cuda" else absent("the device is a CPU")
     mine = {"gpu": device, "load_1min": ask(lambda: os.getloadavg()[0])}
-    return {"ranks": _gathered(mesh, mine)}
+    return {"ranks": gathered(mesh, mine)}
 
 
 def throttled(environment: Mapping[str, Any]) -> list[str]:
@@ -211,7 +211,7 @@ def _without_paths(value: str) -> str:
     return re.sub(r"(?<![\w.-])~?/[^\s:,;=]+", "(path)", value)
 
 
-def _gathered(mesh: Mesh, mine: Any) -> list[Any]:
+def gathered(mesh: Mesh, mine: Any) -> list[Any]:
     """One object of every rank, in rank order."""
     if mesh.world_size == 1:
         return [mine]

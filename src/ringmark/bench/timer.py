@@ -65,10 +65,15 @@ def first_call_ms(body: Body, mesh: Mesh) -> float:
 
 def floor_ms(mesh: Mesh, iterations: int = 20) -> float:
     """What an empty body measures as: the median of the slowest rank's, by the isolated protocol."""
-    with _no_garbage_collection():
-        _isolated(lambda: None, mesh, 3)
-        mine, _ = _isolated(lambda: None, mesh, iterations)
+    mine = own_times_ms(lambda: None, mesh, iterations)
     return median(slowest_per_iteration(gather.rows(mesh, mine)))
+
+
+def own_times_ms(body: Body, mesh: Mesh, iterations: int) -> list[float]:
+    """This rank's own times by the isolated protocol, after three calls that are not timed."""
+    with _no_garbage_collection():
+        _isolated(body, mesh, 3)
+        return _isolated(body, mesh, iterations)[0]
 
 
 def _isolated(body: Body, mesh: Mesh, count: int) -> Times:
