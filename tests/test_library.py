@@ -25,7 +25,8 @@ def use(mesh: Mesh, problem: exact.Problem) -> float:
     out.backward(ringmark.shard(problem.dout, attention.layout, made))
     assert q.grad is not None
     assert attention.settings() == {
-        "head_groups": 2, "wire": "auto", "ctas": 0, "priority": "normal", "layout": "zigzag", "opt_bwd": True, "side": "q",
+        "head_groups": 2, "wire": "auto", "ctas": 0, "priority": "normal",
+        "layout": "zigzag", "opt_bwd": True, "side": "q",
     }  # fmt: skip
     worst = 0.0
     for name, local in [("out", out), ("dq", q.grad), ("dk", k.grad), ("dv", v.grad)]:
