@@ -67,7 +67,9 @@ def solved(
     )
     scores = queries @ keys.transpose(2, 3) * scale
     if causal:
-        scores.masked_fill_(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
+        scores.masked_fill_(
+            torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1), float("-inf")
+        )
     weights = scores.softmax(-1)
     out = weights @ values
     dweights = douts @ values.transpose(2, 3)
