@@ -64,6 +64,8 @@ class Config:
     virtual_nodes: bool = False
     fabric: str | None = None
     cluster: str | None = None
+    preflight: bool = True
+    allow_slow: bool = False
     repeats: int = 1
     seed: int = 0
     measure: Measure = field(default_factory=Measure)
@@ -203,6 +205,8 @@ def _job(
         virtual_nodes=config.virtual_nodes,
         env=variables_of(config, site),
         cluster=site,
+        preflight=str(folder / "preflight.json") if config.preflight else None,
+        allow_slow=config.allow_slow,
         cell_limit_s=config.cell_limit_s,
         start_limit_s=config.start_limit_s,
     )

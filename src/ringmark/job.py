@@ -51,6 +51,8 @@ class Job:
     virtual_nodes: bool = False
     env: dict[str, str] = field(default_factory=dict)  # variables of every rank, the fabric's among them
     cluster: Cluster | None = None  # None: this host
+    preflight: str | None = None  # the campaign's preflight.json: measured by the first world that comes
+    allow_slow: bool = False
     cell_limit_s: float = 600.0
     start_limit_s: float = 300.0
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from ringmark import job as jobs
 from ringmark import record
-from ringmark.bench import environment
+from ringmark.bench import environment, preflight
 from ringmark.bench.agent import die_with_parent
 from ringmark.bench.measure import measure_cell
 from ringmark.bench.progress import Reporter
@@ -41,6 +41,9 @@ def main() -> int:
     try:
         mesh = join(job)
         before = environment.collect(mesh)
+        if job.preflight is not None:
+            reporter.at("preflight")
+            before["preflight_flags"] = preflight.once(mesh, Path(job.preflight), job.allow_slow)
         for order, index in enumerate(int(word) for word in items.split(",")):
             reporter.at("prepare", index)
             item = job.items[index]

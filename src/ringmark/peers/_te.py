@@ -26,6 +26,15 @@ _VARIABLES = {
 _selected_for: object | None = None  # the adapter that Transformer Engine's kept decision belongs to
 
 
+def _let_it_find_the_cudnn_of_torch() -> None:
+    """Left alone it loads the system's cuDNN, and torch refuses to work with another than its own."""
+    try:
+        import nvidia.cudnn
+    except ImportError:  # torch uses the system's too
+        return
+    os.environ.setdefault("CUDNN_HOME", next(iter(nvidia.cudnn.__path__)))
+
+
 class TransformerEngine(Peer):
     """What the kinds of communication have in common."""
 
@@ -40,6 +49,7 @@ class TransformerEngine(Peer):
 
     @classmethod
     def load(cls) -> Any:
+        _let_it_find_the_cudnn_of_torch()
         from transformer_engine.pytorch import DotProductAttention
 
         return DotProductAttention
