@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,14 @@ def samples(rng: random.Random, typical_ms: float, ranks: int, iterations: int) 
 
 def series(rng: random.Random, typical_ms: float, ranks: int, iterations: int) -> record.Series:
     measured = samples(rng, typical_ms, ranks, iterations)
+    walls = [[value * 1.001 for value in rank] for rank in measured]
     return record.Series(
         samples_ms=measured,
-        wall_ms=[[value * 1.001 for value in rank] for rank in measured],
+        wall_ms=walls,
         summary=stats.summarize(stats.slowest_per_iteration(measured)),
         stopped_by="ci_target",
         clock="cuda_events",
-        clock_disagreement=0.001,
+        clock_disagreement=stats.clock_disagreement(measured, walls)[0],
     )
 
 
@@ -83,7 +84,7 @@ def make(
     label: str | None = None,
     settings: dict[str, Any] | None = None,
     reason: str = "the cell needs 9000 MiB and 8000 are there",
-    order: int = 0,
+    order: int | None = None,
 ) -> record.Record:
     """A record of `cell`, valid under the status law; a passed one has timings near `median_ms`."""
     rng = rng or random.Random(f"{cell.key}.{repeat}")
@@ -96,6 +97,7 @@ def make(
         "environment": environment(),
     }
     title = label or LABELS.get(cell.method, cell.method)
+    order = next(_ORDER) if order is None else order
     ran = _ran(cell, kernel, run_id, order, title, settings or {})
     if status is record.Status.PASSED:
         return record.Record(
@@ -106,7 +108,8 @@ def make(
         )
     failure = record.Failure(reason=reason, rank=1, stage="timing")
     if status is record.Status.WRONG:
-        bad = {"out": record.TensorError(0.3, 1e-6, 2e-6, 64, 4096, 1)}
+        tensors = ["out"] if cell.phase == "fwd" else ["out", "dq", "dk", "dv"]
+        bad = {name: record.TensorError(0.3, 1e-6, 2e-6, 64, 4096, 1) for name in tensors}
         return record.Record(**common, ran=ran, check=record.Check(bad, "float64", 3.0), failure=failure)
     started = status not in (record.Status.UNAVAILABLE, record.Status.UNSUPPORTED)
     return record.Record(**common, ran=ran if started else None, failure=failure)
@@ -123,7 +126,7 @@ def _measured(cell: Cell, rng: random.Random, iterations: int, median_ms: float 
     )
     rate = (600.0 if cell.shape.dtype == "bf16" else 0.02) * SPEED.get(cell.method, 0.7)
     typical_ms = median_ms or flops / cell.world_size / (rate * 1e12) * 1e3 + 0.2
-    headline = series(rng, typical_ms, min(cell.world_size, 8), iterations)
+    headline = series(rng, typical_ms, cell.world_size, iterations)
     tensors = ["out"] if cell.phase == "fwd" else ["out", "dq", "dk", "dv"]
     peak = rng.uniform(800, 900) * math.sqrt(cell.seqlen_global / 4096)
     return {
@@ -136,11 +139,29 @@ def _measured(cell: Cell, rng: random.Random, iterations: int, median_ms: float 
         "check": record.Check(
             {name: record.TensorError(1e-6, 9e-7, 2e-6, 64, 4096, 0) for name in tensors}, "float64", 3.0
         ),
-        "memory": record.Memory(peak, peak + 120, 120.0, None, [peak + 120] * 2, "resident_set"),
+        "memory": record.Memory(
+            peak, peak + 120, 120.0, None, [peak + 120] * cell.world_size, "resident_set"
+        ),
     }
 
 
-PROFILE: dict[str, Any] = {}
+_ORDER = count()  # no two records are one step of one run
+PROFILE: dict[str, Any] = {
+    "ranks": [
+        {
+            **{"span_ms": span, "attention_ms": 70.0, "send_recv_ms": 40.0, "merge_ms": 6.0, "other_ms": 4.0},
+            **{
+                "compute_busy_ms": 80.0,
+                "comm_busy_ms": 40.0,
+                "exposed_comm_ms": 12.0,
+                "idle_ms": span - 92.0,
+            },
+        }
+        for span in (98.0, 100.0)
+    ],
+    "top": [{"name": "flash_bwd", "kind": "attention", "calls": 4, "time_ms": 50.0, "share": 0.42}],
+    "trace": "trace.json.gz",
+}
 
 
 def grid(campaign: str = "made") -> list[record.Record]:
@@ -154,7 +175,7 @@ def grid(campaign: str = "made") -> list[record.Record]:
                 options = {"placement": "head_first", "ulysses": 2} if method == "usp" else {}
                 cell = Cell(method, seqlen, SMALL, phase, mesh, "auto", options)  # type: ignore[arg-type]
                 status = record.Status.OOM if (method, seqlen) == ("usp", 2048) else record.Status.PASSED
-                made.append(make(cell, campaign=campaign, status=status))
+                made.append(make(cell, campaign=campaign, status=status, profile=seqlen == 2048))
     made.append(make(Cell("ring", 512, SMALL, "fwd", mesh, "auto"), campaign=campaign, repeat=1))
     for status in statuses[1:]:
         cell = Cell("zigzag", 256 * 3 ** statuses.index(status), SMALL, "fwd", mesh, "auto")
@@ -176,18 +197,18 @@ METHODS = (
 )
 
 
-def many(count: int, campaign: str = "many") -> list[record.Record]:
-    """`count` records over methods, kernels, meshes, lengths and repeats, a tenth of them without a time."""
+def many(size: int, campaign: str = "many") -> list[record.Record]:
+    """`size` records over methods, kernels, meshes, lengths and repeats, a tenth of them without a time."""
     meshes, kernels = (MeshShape(1, 8), MeshShape(2, 8), MeshShape(4, 8)), ("flash2", "flash4")
     lengths = [2**exponent for exponent in range(12, 21)]
     rng = random.Random(1)
     made: list[record.Record] = []
-    for repeat in range(count):
+    for repeat in range(size):
         for mesh, kernel, length, phase, method in product(meshes, kernels, lengths, PHASES, METHODS):
             cell = Cell(method, length, PAPER, phase, mesh, kernel)
             status = rng.choice(list(record.Status)) if rng.random() < 0.1 else record.Status.PASSED
-            made.append(make(cell, campaign=campaign, status=status, repeat=repeat, rng=rng, iterations=20))
-            if len(made) == count:
+            made.append(make(cell, campaign=campaign, status=status, repeat=repeat, rng=rng, iterations=12))
+            if len(made) == size:
                 return made
     return made
 

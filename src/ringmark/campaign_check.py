@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,18 +45,25 @@ def check(folder: Path) -> Checked:
             findings.append(Finding(where, str(error)))
             continue
         found.append((where, one))
-        if str(one.path) != where:
-            findings.append(
-                Finding(where, f"is the record of {one.path}: two files for one cell, or one moved")
-            )
-        for look in ALONE:
-            findings += [Finding(where, sentence) for sentence in look(one)]
-    for compare in TOGETHER:
-        findings += compare(found)
-    findings += _missing(folder, {where for where, _ in found})
+        findings += alone(where, one)
+    findings += together(folder, found)
     if not files:
         findings.append(Finding(str(folder.name), "there are no records: measure its cells first"))
     return Checked(len(files), findings)
+
+
+def alone(where: str, one: Record) -> list[Finding]:
+    """What is to be said of one record by itself; the only part that looks at samples."""
+    findings = [Finding(where, sentence) for look in ALONE for sentence in look(one)]
+    if str(one.path) != where:
+        findings.append(Finding(where, f"is the record of {one.path}: two files for one cell, or one moved"))
+    return findings
+
+
+def together(folder: Path, found: Sequence[tuple[str, Record]]) -> list[Finding]:
+    """What is to be said of all records beside each other; they may come without their samples."""
+    findings = [finding for compare in TOGETHER for finding in compare(found)]
+    return [*findings, *_missing(folder, {where for where, _ in found})]
 
 
 # What a record must satisfy alone. (Its status law is held already where it is read.)

@@ -211,15 +211,19 @@ def record_path(cell: Cell, repeat: int) -> Path:
     return Path("records", f"{cell.key}.r{repeat}.json")
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write a file so that a reader, or a crash, sees the whole of it or nothing."""
+def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+    """Write a file so that a reader, or a crash, sees the whole of it or nothing.
+
+    What can be made again at any time need not be durable: it may be lost with the machine's power.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        with open(temporary, "wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode("utf-8"))
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -82,7 +82,7 @@ class CellRow:
     deterministic: bool | None
     settings: str | None  # JSON, sorted
     flags: str  # JSON list
-    profile: str | None  # JSON: the figures that are plain numbers
+    profile: str | None  # JSON: the figures of the slowest rank
     environment_id: str
     started_at: str | None
     path: str
@@ -133,7 +133,7 @@ def from_record(record: Record, environment_id: str) -> CellRow:
     if record.memory:
         figures.update(_memory(record.memory))
     if record.profile:
-        figures["profile"] = _json(_numbers(record.profile))
+        figures["profile"] = _slowest_rank(record.profile)
     return CellRow(**figures)
 
 
@@ -239,7 +239,7 @@ def _flags(record: Record) -> str:
     return _json(sorted(set(flags)))
 
 
-def _numbers(profile: dict[str, Any]) -> dict[str, Any]:
-    """What a table can show of a profile: its plain numbers (the top kernels stay in the record)."""
-    kept = (int, float)
-    return {key: value for key, value in profile.items() if isinstance(value, kept) and value is not True}
+def _slowest_rank(profile: dict[str, Any]) -> str | None:
+    """The profile of the rank whose iteration took longest; those of all ranks are in the record."""
+    ranks = [rank for rank in profile.get("ranks", []) if isinstance(rank, dict) and rank.get("span_ms")]
+    return _json(max(ranks, key=lambda rank: rank["span_ms"])) if ranks else None

@@ -13,12 +13,15 @@ import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ringmark import campaign_check
 from ringmark import record as records
+from ringmark.campaign_together import Finding
 from ringmark.errors import UserError
+from ringmark.record import Record
 from ringmark.tables.bound import join_bounds
 from ringmark.tables.campaign import Campaign
 from ringmark.tables.cellrow import COLUMNS, CellRow, from_record
@@ -38,35 +41,60 @@ class Collected:
 
 def collect(campaign: Campaign) -> Collected:
     """Read every record of the campaign; nothing is written."""
-    files = campaign.record_files()
-    if not files:
-        raise UserError(f"{campaign.folder} has no records yet: run its cells first")
-    rows: list[CellRow] = []
-    environments: dict[str, dict[str, Any]] = {}
-    for part_rows, part_environments in _read_all(campaign.folder, files):
-        rows += part_rows
-        environments.update(part_environments)
+    return _collected(campaign, _read_all(campaign, check=False))
+
+
+def checked(campaign: Campaign) -> Collected:
+    """The same for a campaign that `ringmark check` lets pass; tables are made of no other.
+
+    One reading serves both: a record's samples are looked at where it is read, and left behind there.
+    """
+    parts = _read_all(campaign, check=True)
+    findings = [finding for part in parts for finding in part.findings]
+    findings += campaign_check.together(
+        campaign.folder, [record for part in parts for record in part.records]
+    )
+    problems = [finding for finding in findings if finding.is_problem]
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        told = f"{problems[0]}{more}; see 'ringmark check {campaign.name}'"
+        raise UserError(f"campaign {campaign.name} does not pass: {told}")
+    return _collected(campaign, parts)
+
+
+@dataclass
+class _Part:
+    """What one process read."""
+
+    rows: list[CellRow] = field(default_factory=list)
+    environments: dict[str, dict[str, Any]] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    records: list[tuple[str, Record]] = field(default_factory=list)  # without their samples
+
+
+def _collected(campaign: Campaign, parts: list[_Part]) -> Collected:
+    rows = [row for part in parts for row in part.rows]
+    environments = {name: found for part in parts for name, found in part.environments.items()}
     join_bounds(rows)
     rows.sort(key=_order)
     return Collected(campaign, rows, dict(sorted(environments.items())))
 
 
-_Part = tuple[list[CellRow], dict[str, dict[str, Any]]]
-
-
-def _read_all(folder: Path, files: list[Path]) -> list[_Part]:
+def _read_all(campaign: Campaign, *, check: bool) -> list[_Part]:
+    files = campaign.record_files()
+    if not files:
+        raise UserError(f"{campaign.folder} has no records yet: run its cells first")
     workers = min(os.cpu_count() or 1, 4)
     if len(files) < _MANY or workers == 1:
-        return [_read_part(folder, files)]
+        return [_read_part(campaign.folder, files, check)]
     size = -(-len(files) // (workers * 4))
     parts = [files[start : start + size] for start in range(0, len(files), size)]
     with ProcessPoolExecutor(workers) as pool:
-        return list(pool.map(_read_part, [folder] * len(parts), parts))
+        return list(pool.map(_read_part, [campaign.folder] * len(parts), parts, [check] * len(parts)))
 
 
-def _read_part(folder: Path, files: Sequence[Path]) -> _Part:
-    rows: list[CellRow] = []
-    environments: dict[str, dict[str, Any]] = {}
+def _read_part(folder: Path, files: Sequence[Path], check: bool) -> _Part:
+    part = _Part()
     for path in files:
         found = records.read(folder / path)
         if found.path != path:
@@ -76,9 +104,21 @@ def _read_part(folder: Path, files: Sequence[Path]) -> _Part:
         lasting = _lasting(found.environment)
         text = json.dumps(lasting, sort_keys=True)
         name = hashlib.sha256(text.encode()).hexdigest()[:12]
-        environments.setdefault(name, lasting)
-        rows.append(from_record(found, name))
-    return rows, environments
+        known = part.environments.setdefault(name, lasting)
+        part.rows.append(from_record(found, name))
+        if check:
+            part.findings += campaign_check.alone(path.as_posix(), found)
+            part.records.append((path.as_posix(), _without_samples(found, known)))
+    return part
+
+
+def _without_samples(found: Record, environment: dict[str, Any]) -> Record:
+    """A record light enough to go from one process to another."""
+    timing = found.timing
+    if timing is not None:
+        series = {name: replace(one, samples_ms=[], wall_ms=[]) for name, one in timing.series.items()}
+        timing = replace(timing, series=series)
+    return replace(found, timing=timing, environment=environment, profile=None)
 
 
 def _lasting(value: Any) -> Any:

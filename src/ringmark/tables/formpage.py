@@ -8,7 +8,7 @@ from ringmark.tables.forms import form_table, texts
 from ringmark.tables.group import Group, Line
 from ringmark.tables.page import group_title
 from ringmark.tables.runs import has_degrees, runs
-from ringmark.tables.table import Entry, Table
+from ringmark.tables.table import Entry, Table, word
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class FormLine:
     log: Table
     sp_log: Table
     burst_runs: list[dict[str, str]]
+    burst_missing: list[str]  # that tool prints nothing of a run that fails
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,11 @@ class FormGroup:
     lines: list[FormLine]
     degrees: Table | None  # one table for all methods that have degrees
 
+    together: list[Table]  # each form once, its systems in a first column: for LaTeX and CSV
+
     @property
     def tables(self) -> list[Table]:
-        made = [table for line in self.lines for table in (line.evaluation, line.log, line.sp_log)]
-        return made + ([self.degrees] if self.degrees else [])
+        return self.together + ([self.degrees] if self.degrees else [])
 
 
 def form_groups(closed: list[Group]) -> list[FormGroup]:
@@ -45,7 +47,15 @@ def _form_group(group: Group) -> FormGroup:
     split = [run for line in group.lines if has_degrees(line) for run in runs(group, line, "degrees")]
     name = f"{group.slug}-form-degrees"
     degrees = form_table("degrees", split, name, "ring type and degrees") if split else None
-    return FormGroup(group_title(group), lines, degrees)
+    together = [_together(f"{group.slug}-form-{form}", form, lines) for form in ("evaluation", "log")]
+    return FormGroup(group_title(group), lines, degrees, together)
+
+
+def _together(name: str, form: str, lines: list[FormLine]) -> Table:
+    """One table of all methods in a form."""
+    parts = [(line.label, getattr(line, form)) for line in lines]
+    rows = [(word(label), *row) for label, table in parts for row in table.rows]
+    return Table(name, f"{form}, all systems", ("System", *parts[0][1].header), tuple(rows))
 
 
 def _form_line(group: Group, line: Line) -> FormLine:
@@ -53,8 +63,20 @@ def _form_line(group: Group, line: Line) -> FormLine:
         name = f"{group.slug}-form-{form}-{_plain(line.row)}".replace("_", "-")
         return form_table(form, runs(group, line, form), name, line.label)
 
-    burst_runs = [texts("burst", run) for run in runs(group, line, "burst")]
-    return FormLine(line.label, line.method, table("evaluation"), table("log"), table("sp_log"), burst_runs)
+    shown = [texts("burst", run) for run in runs(group, line, "burst")]
+    whole = [run for run in shown if run["fwd_bwd_s"][0].isdigit() and run["fwd_s"][0].isdigit()]
+    missing = [
+        f"{run['seqlen_global']}: forward {_word_of(run['fwd_s'])}, "
+        f"forward + backward {_word_of(run['fwd_bwd_s'])}"
+        for run in shown
+        if run not in whole
+    ]
+    tables = table("evaluation"), table("log"), table("sp_log")
+    return FormLine(line.label, line.method, *tables, whole, missing)
+
+
+def _word_of(text: str) -> str:
+    return "passed" if text[0].isdigit() else text
 
 
 def _plain(row: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from ringmark.flops import FORMULA
-from ringmark.tables import comparison, facts, verdicts
+from ringmark.tables import comparison, facts, profiles, verdicts
 from ringmark.tables.collect import Collected
 from ringmark.tables.group import PHASE_TITLES, Group
 from ringmark.tables.table import Table
@@ -92,6 +92,8 @@ def group_view(group: Group, bases: list[str]) -> GroupView:
             tables += [faster] if faster else []
         if phase != "bwd":
             tables.append(comparison.memory(group, phase))
+            where = profiles.where_time_goes(group, phase)
+            tables += [where] if where else []
         phases.append(PhaseView(PHASE_TITLES[phase], tuple(tables)))
     return GroupView(group_title(group), kind(group), tuple(phases))
 

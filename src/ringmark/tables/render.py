@@ -5,7 +5,7 @@ The files are made in memory first. `stale` holds them against what is there and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,7 +46,7 @@ class Renderer:
 
     def campaign(self, campaign: Campaign) -> None:
         """A campaign's page, tables, forms and figures for prose, and the tidy table that they come from."""
-        collected = collect.collect(campaign)
+        collected = collect.checked(campaign)
         found = group.groups(collected.rows)
         made = page.page(collected, found)
         forms = formpage.form_groups(found)
@@ -97,25 +97,7 @@ def write(files: Files) -> list[Path]:
     written = stale(files)
     for path in written:
         try:
-            write_atomic(path, files[path])
+            write_atomic(path, files[path], durable=False)
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}; make its folder writable") from None
     return written
-
-
-def refuse_unchecked(campaign: Campaign) -> None:
-    """Tables refuse a campaign that `ringmark check` refuses."""
-    findings = _findings(campaign.folder)
-    if findings:
-        more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
-        told = f"{findings[0]}{more}; see 'ringmark check {campaign.name}'"
-        raise UserError(f"campaign {campaign.name} does not pass: {told}")
-
-
-def _findings(folder: Path) -> list[str]:
-    try:
-        from ringmark import campaign_check
-    except ImportError:
-        return []
-    check: Callable[[Path], list[str]] = campaign_check.check
-    return check(folder)

@@ -1,0 +1,280 @@
+"""Render: a word where there is no number, bold only where intervals are clear, stale files found."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+import make_records
+from ringmark import record
+from ringmark.cell import PHASES, Cell, MeshShape
+from ringmark.cli import main
+from ringmark.errors import UserError
+from ringmark.flops import attention_flops, tflops_per_gpu
+from ringmark.published.ingest import ingest_bytes
+from ringmark.tables import blocks, campaign, collect, comparison, csvtable, group, latex, markdown, templates
+from ringmark.tables.numbers import decimals, fixed
+from ringmark.tables.point import Span, point
+from ringmark.tables.table import Entry, Table
+
+ROOT = Path(__file__).parent.parent
+TEMPLATES = ROOT / "paper_tables" / "templates"
+MESH = MeshShape(2, 2)
+PASSED = record.Status.PASSED
+
+
+def cell(method: str, seqlen: int = 512, phase: str = "fwd", kernel: str = "auto") -> Cell:
+    return Cell(method, seqlen, make_records.SMALL, phase, MESH, kernel)  # type: ignore[arg-type]
+
+
+def groups_of(folder: Path, records: list[record.Record]) -> list[group.Group]:
+    made = make_records.write_campaign(folder, records)
+    return group.groups(collect.collect(campaign.find(str(made))).rows)
+
+
+@pytest.fixture
+def made(tmp_path):
+    return make_records.write_campaign(tmp_path / "results" / "made", make_records.grid())
+
+
+@pytest.fixture
+def rendered(made, tmp_path):
+    assert main(["render", str(made), "--out", str(tmp_path / "out")]) == 0
+    return tmp_path / "out"
+
+
+def cells_of(line: str) -> list[str]:
+    return [text.strip() for text in line.strip().strip("|").split("|")]
+
+
+def test_every_place_of_every_table_says_something(rendered):
+    pages = [*rendered.glob("*.md"), *rendered.glob("made/*.md")]
+    lines = [line for page in pages for line in page.read_text().splitlines() if line.startswith("|")]
+    assert len(lines) > 50
+    for line in lines:
+        for text in cells_of(line):
+            assert text not in ("", "0", "-1", "nan", "None", "inf")
+    words = {status.value for status in record.Status if status is not record.Status.PASSED}
+    page = (rendered / "made.md").read_text()
+    assert all(re.search(rf"\| +{word} [¹²³⁴⁵⁶⁷]", page) for word in words)
+
+
+def test_the_page_holds_the_numbers_of_the_records(rendered):
+    page = (rendered / "made.md").read_text()
+    found = next(r for r in make_records.grid() if r.cell.row.startswith("usp+") and r.cell.phase == "fwd")
+    summary = found.timing.headline.summary
+    assert f"{summary.median:.3f} [{summary.ci_low:.3f}, {summary.ci_high:.3f}]" in page
+    assert "F = 4 b S² h d" in page
+    assert "isolated (a barrier before every iteration)" in page
+
+
+def test_rendering_again_changes_nothing_and_check_names_what_is_stale(made, tmp_path, capsys):
+    out = tmp_path / "out"
+    command = ["render", str(made), "--out", str(out)]
+    assert main([*command, "--check"]) == 1
+    assert not out.exists()
+    assert main(command) == 0
+    first = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert main([*command, "--check"]) == 0
+    assert main(command) == 0
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == first
+    target = sorted(first)[3]
+    target.write_text("edited by hand\n")
+    (made / "cells.csv").write_text("edited by hand\n")
+    capsys.readouterr()
+    assert main([*command, "--check"]) == 1
+    said = capsys.readouterr().out
+    assert str(target) in said
+    assert "cells.csv" in said
+    assert target.read_text() == "edited by hand\n"
+
+
+def test_bold_only_where_the_best_is_clear_of_every_other(tmp_path):
+    def best(first: Span, second: Span, bound: Span) -> int | None:
+        spans = [first, second, bound]
+        lines = [group.Line(n, n, n, "ringmark", {}) for n in ("burst", "ring", "single")]
+        points = [type("P", (), {"span": span})() for span in spans]
+        return comparison.best_line(lines, points, lambda p: p.span, True)
+
+    bound = Span(900, 890, 910)
+    assert best(Span(100, 99, 101), Span(90, 89, 91), bound) == 0
+    assert best(Span(100, 95, 105), Span(97, 94, 99), bound) is None
+    assert best(Span(90, 89, 91), Span(100, 99, 101), bound) == 1
+
+
+def test_repeats_fold_to_the_median_and_the_widest_interval_and_one_wrong_makes_wrong(tmp_path):
+    times = [10.0, 12.0, 30.0]
+    records = [make_records.make(cell("ring"), repeat=i, median_ms=t) for i, t in enumerate(times)]
+    (line,) = groups_of(tmp_path / "a", records)[0].lines
+    p = line.points[("fwd", 512)]
+    assert p.time_ms.value == pytest.approx(12.0, rel=0.02)
+    assert p.time_ms.low < 10.2
+    assert p.time_ms.high > 29.8
+    records.append(make_records.make(cell("ring"), repeat=3, status=record.Status.OOM))
+    (line,) = groups_of(tmp_path / "b", records)[0].lines
+    p = line.points[("fwd", 512)]
+    assert p.passed
+    assert "3 of 4 repeats passed" in p.notes[0]
+    records.append(make_records.make(cell("ring"), repeat=4, status=record.Status.WRONG))
+    (line,) = groups_of(tmp_path / "c", records)[0].lines
+    assert line.points[("fwd", 512)].status == "wrong"
+    assert line.points[("fwd", 512)].time_ms is None
+
+
+def test_backward_is_the_difference_and_its_rate_follows_the_formula(tmp_path):
+    records = [
+        make_records.make(cell("ring", phase="fwd"), median_ms=10.0),
+        make_records.make(cell("ring", phase="fwd_bwd"), median_ms=35.0),
+    ]
+    (line,) = groups_of(tmp_path / "a", records)[0].lines
+    fwd, both, bwd = (line.points[(phase, 512)] for phase in ("fwd", "fwd_bwd", "bwd"))
+    assert bwd.time_ms.value == pytest.approx(both.time_ms.value - fwd.time_ms.value)
+    assert bwd.time_ms.low == pytest.approx(both.time_ms.low - fwd.time_ms.high)
+    work = attention_flops(batch=1, seqlen_global=512, num_heads_q=4, head_dim=64, causal=True, phase="bwd")
+    assert bwd.rate.value == pytest.approx(tflops_per_gpu(work, bwd.time_ms.value, 4))
+
+
+def test_closed_means_one_kernel_and_open_takes_each_methods_best(tmp_path):
+    records = []
+    for kernel, ms in (("flash2", 10.0), ("flash4", 6.0)):
+        records.append(make_records.make(cell("ring", kernel=kernel), median_ms=ms))
+        records.append(make_records.make(cell("burst", kernel=kernel), median_ms=16.0 - ms))
+    found = groups_of(tmp_path / "a", records)
+    assert [(g.kernel, g.closed, g.open) for g in found] == [
+        ("flash2", True, False),
+        ("flash4", True, False),
+        ("best", False, True),
+    ]
+    best = {line.method: line.points[("fwd", 512)] for line in found[2].lines}
+    assert best["ring"].rows[0].kernel_ran == "flash4"
+    assert best["burst"].rows[0].kernel_ran == "flash2"
+    assert best["ring"].notes[0] == "kernel flash4"
+    mixed = [
+        make_records.make(cell("ring"), kernel="flash2"),
+        make_records.make(cell("burst"), kernel="flash4"),
+    ]
+    assert not groups_of(tmp_path / "b", mixed)[0].closed
+
+
+def test_flags_and_small_samples_become_notes(tmp_path):
+    found = make_records.make(cell("ring"), iterations=4)
+    rows = collect.collect(campaign.find(str(make_records.write_campaign(tmp_path / "a", [found])))).rows
+    rows[0].flags = '["clock_disagreement"]'
+    assert point(rows).notes[0] == "clock_disagreement"
+    assert any("interval covers" in note for note in point(rows).notes)
+
+
+def test_speedups_print_their_absolute_base(rendered):
+    page = (rendered / "made.md").read_text()
+    part = page.split("times faster than Ring")[1].split("###")[0]
+    base = next(line for line in part.splitlines() if line.startswith("| Ring"))
+    assert all(text.endswith(" ms") for text in cells_of(base)[1:])
+
+
+@pytest.mark.parametrize("values", [[53.1, 612.34], [0.0041, 0.02], [1.0], [12345.6]])
+def test_a_column_has_one_number_of_decimals_and_enough_digits(values):
+    places = decimals(values)
+    for value in values:
+        assert float(fixed(value, places)) == pytest.approx(value, rel=5e-4)
+
+
+def test_a_blank_entry_cannot_be_made():
+    with pytest.raises(ValueError, match="never blank"):
+        Entry("  ")
+
+
+def test_hostile_text_stays_inside_its_cell():
+    bad = Table("t", "title", ("method", "512"), ((Entry("a|b\n<x>"), Entry("1.5", is_number=True)),))
+    lines = markdown.table_text(bad).splitlines()
+    assert len(lines) == 3
+    assert "a\\|b &lt;x>" in lines[2]
+    assert latex.escape("a_b & 50% {x} \\y") == r"a\_b \& 50\% \{x\} \textbackslash{}y"
+    rows = list(csv.reader(io.StringIO(csvtable.table_text(bad))))
+    assert rows[1] == ["a|b\n<x>", "1.5"]
+
+
+def test_templates_hold_no_arithmetic_and_names_must_be_known():
+    code = re.compile(r"{{.*?}}|{%.*?%}", re.DOTALL)
+    arithmetic = re.compile(r"[*/%+]|-|\|\s*(sum|round|abs|int|float)\b|range\(")
+    assert arithmetic.search("a - b")
+    assert arithmetic.search("x | round")
+    checked = 0
+    for path in TEMPLATES.rglob("*.j2"):
+        for found in code.findall(path.read_text()):
+            inside = re.sub(r"\"[^\"]*\"", '""', found[2:-2].strip("-% "))
+            assert not arithmetic.search(inside), f"{path.name}: {found}"
+            checked += 1
+    assert checked > 30
+    environment = templates.load(TEMPLATES)
+    with pytest.raises(UserError, match="has no attribute"):
+        templates.fill(environment, "campaign.md.j2", page=object())
+
+
+def test_templates_are_sandboxed(tmp_path):
+    (tmp_path / "bad.j2").write_text("{{ ''.__class__.__mro__ }}")
+    with pytest.raises(UserError, match="unsafe"):
+        templates.fill(templates.load(tmp_path), "bad.j2")
+
+
+def test_forms_made_from_records_are_read_back_as_the_same_numbers(tmp_path):
+    mesh, options = MeshShape(4, 8), {"placement": "head_first", "ulysses": 8}
+    cells = [
+        Cell(method, seqlen, make_records.PAPER, phase, mesh, "flash2", options if method == "usp" else {})
+        for method in ("burst", "usp")
+        for seqlen in (131072, 1048576)
+        for phase in PHASES
+    ]
+    oom = ("usp", 1048576)
+    records = [
+        make_records.make(
+            c,
+            status=record.Status.OOM if (c.method, c.seqlen_global) == oom else PASSED,
+            median_ms=1234.5 if c.phase == "fwd" else 4321.0,
+        )
+        for c in cells
+    ]
+    folder = make_records.write_campaign(tmp_path / "c", records)
+    assert main(["render", str(folder), "--out", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out" / "c" / "forms.md").read_text()
+    claims = ingest_bytes(text.encode(), "forms.md").claims
+    for found in records:
+        here = {c.printed for c in claims if c.seqlen_global == found.cell.seqlen_global}
+        if found.timing:
+            assert f"{found.timing.headline.summary.median:.2f}" in here
+    assert {"burst_block", "markdown_table", "log_table"} <= {c.format for c in claims}
+    degrees = [c for c in claims if "ring_type" in c.options]
+    assert {(c.options["ulysses_degree"], c.options["ring_degree"]) for c in degrees} == {("8", "4")}
+    assert any(c.status == "oom" for c in claims)
+
+
+def test_blocks_are_filled_and_unknown_ones_named(tmp_path):
+    page = tmp_path / "README.md"
+    text = "a\n<!-- ringmark:begin headline -->\nold\n<!-- ringmark:end headline -->\nb\n"
+    new = blocks.filled(text, lambda name: "new", page)
+    assert new == text.replace("old", "new")
+    assert blocks.filled(new, lambda name: "new", page) == new
+    with pytest.raises(UserError, match="begin and 0 end"):
+        blocks.filled("<!-- ringmark:begin headline -->\n", lambda name: "", page)
+    with pytest.raises(UserError, match="did you mean 'headline'"):
+        blocks.source("headlines", page)
+
+
+def test_committed_tables_of_the_claims_are_fresh(capsys):
+    claims = ROOT / "results" / "published" / "claims.csv"
+    from ringmark.tables.render import Renderer, stale
+
+    renderer = Renderer(ROOT, ROOT / "paper_tables", TEMPLATES)
+    renderer.published(claims)
+    assert len(renderer.files) > 20
+    assert [str(path) for path in stale(renderer.files)] == []
+
+
+def test_figures_for_prose_exist_for_every_cell_and_hold_words_where_there_is_no_number(rendered):
+    text = (rendered / "made" / "numbers.tex").read_text()
+    for found in make_records.grid():
+        assert f"ringmark@{found.cell.key}@tflops}}" in text
+    assert re.search(r"zigzag/[^}]*@ms\}\{timeout\}", text)
