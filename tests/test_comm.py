@@ -10,6 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringmark import methods
+from ringmark.comm.copy_engine import Slot, SlotPool
 from ringmark.comm.homeward import Homeward
 from ringmark.comm.mesh import Mesh
 from ringmark.comm.parcel import Parcel, Pool, signature
@@ -125,6 +127,42 @@ def test_a_parcel_dropped_too_often_or_held_too_late_is_a_bug() -> None:
         parcel.drop()
     with pytest.raises(AssertionError, match="cannot be held again"):
         parcel.hold()
+
+
+def test_slots_are_taken_in_an_order_that_every_rank_repeats() -> None:
+    """Copy engines write into the next rank's slot of the same number: luck must not choose it."""
+    made: list[int] = []
+
+    def allocate(num_bytes: int) -> Slot:
+        made.append(num_bytes)
+        return Slot(torch.zeros(num_bytes, dtype=torch.uint8), torch.zeros(num_bytes, dtype=torch.uint8))
+
+    pool = SlotPool(CPU, allocate)
+    kv = signature([torch.empty(3 << 18), torch.empty(3 << 18)])  # 6 MiB
+    queries = signature([torch.empty(3 << 18), torch.empty(3 << 18), torch.empty(5), torch.empty(5)])
+    first, second = pool.take(kv), pool.take(kv)
+    assert made == [8 << 20, 8 << 20]
+    first.drop()
+    second.drop()
+    third = pool.take(queries)
+    assert third.slot is first.slot, "a slightly larger parcel fits a slot that was made with headroom"
+    assert pool.take(kv).slot is second.slot
+    third.tensors[3].fill_(7.0)
+    third.theirs[1].fill_(8.0)
+    assert third.slot.ours.view(torch.float32).sum() == 35.0
+    assert third.slot.theirs.view(torch.float32).sum() == 8.0 * (3 << 18)
+    assert all(tensor.data_ptr() % 512 == third.slot.ours.data_ptr() % 512 for tensor in third.tensors)
+    pool.clear()
+    assert pool.num_bytes == 16 << 20, "slots are kept"
+
+
+def test_without_cuda_there_is_no_copy_engine() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    assert methods.load("burst")(transport="copy_engine").unavailable() == (
+        "the copy_engine transport needs CUDA devices"
+    )
+    assert methods.load("burst")().unavailable() is None
 
 
 # Real ranks

@@ -42,6 +42,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"side": "q", "layout": "striped"},
         {"side": "q", "opt_bwd": False},
         {"side": "kv", "head_groups": 2},
+        {"side": "q", "head_groups": 2, "transport": "copy_engine"},
     ],
     "double_ring": [{"head_groups": 2}],
     "usp": [{}, {"placement": "ring_first"}],
@@ -130,7 +131,9 @@ def every_row(base: Mesh, report: Report, name: str, dtype: torch.dtype) -> None
             for options in VARIANTS.get(method_name, [{}]):
                 for nodes, gpus in views(base.world_size):
                     mesh, method = base.view(nodes, gpus), methods.load(method_name)(**options)
-                    reason = method.unsupported(given.cell(method_name, mesh, **options))
+                    reason = method.unavailable() or method.unsupported(
+                        given.cell(method_name, mesh, **options)
+                    )
                     row = f"{name} {dtype} {method_name} {options} {nodes}x{gpus} {label}"
                     if reason:
                         report.skipped[row] = reason
@@ -151,6 +154,8 @@ def late_ranks(base: Mesh, report: Report, name: str) -> None:
     for nodes, gpus in views(base.world_size):
         for options in VARIANTS["burst"]:
             method = methods.load("burst")(**options)
+            if method.unavailable():
+                continue
             method.setup(base.view(nodes, gpus), kernels.load(name), causal=True)
             first: list[torch.Tensor] | None = None
             for _ in range(REPEATS):

@@ -58,14 +58,16 @@ class Group:
 
 @dataclass(frozen=True)
 class Lane:
-    """How much of a GPU a communicator may take from the computation that it runs beside (NCCL alone).
+    """How transfers share a GPU with the computation that they run beside.
 
     Each of NCCL's blocks occupies a multiprocessor while data moves: fewer blocks are slower and leave more
     to the attention kernel. With high priority a transfer goes before blocks of a kernel that wait beside it.
+    Copy engines take no multiprocessor, and reach only inside a node (comm/copy_engine.py).
     """
 
     max_ctas: int = 0  # 0: as many as NCCL likes
     high_priority: bool = False
+    copy_engine: bool = False
 
     def options(self) -> Any:
         """The options of a process group, or None where there is nothing to say."""

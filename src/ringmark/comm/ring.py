@@ -37,6 +37,11 @@ class Ring:
     def size(self) -> int:
         return self.group.size
 
+    @property
+    def transport(self) -> str:
+        """What moves the bytes."""
+        return self.mesh.backend
+
     def post(self, parcel: Parcel) -> Hop:
         """Send a parcel on and receive one of the same kind; its tensors must not change until the wait."""
         if self.size == 1:

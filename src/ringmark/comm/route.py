@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ringmark.comm.mesh import OPEN_LANE, Lane, Mesh
+from ringmark.comm.mesh import OPEN_LANE, Axis, Lane, Mesh
 from ringmark.comm.parcel import Parcel, Pool
 from ringmark.comm.plan import Block, plan
 from ringmark.comm.ring import Hop, Ring
@@ -40,8 +40,14 @@ class Route:
     def __init__(self, mesh: Mesh, purpose: str, lane: Lane = OPEN_LANE) -> None:
         self.mesh = mesh
         self.pool = Pool(mesh.device)
-        self.inner = Ring(mesh, "intra", f"{purpose}_inner", self.pool, lane)
-        self.outer = Ring(mesh, "inter", f"{purpose}_outer", self.pool, lane)
+        self.inner = _ring(mesh, "intra", f"{purpose}_inner", self.pool, lane)
+        self.outer = _ring(mesh, "inter", f"{purpose}_outer", self.pool, lane)
+
+    @property
+    def transport(self) -> str:
+        """What moves the bytes: on the inner and the outer ring, where they differ."""
+        used = [ring.transport for ring in (self.inner, self.outer) if ring.size > 1]
+        return "+".join(dict.fromkeys(used)) or self.inner.mesh.backend
 
     def source(self, window: int, turn: int) -> int:
         """The rank whose block is here in this window, at this turn."""
@@ -78,3 +84,13 @@ class Route:
         packed = self.pool.packed(parcel.tensors)
         parcel.drop()
         return packed
+
+
+def _ring(mesh: Mesh, axis: Axis, purpose: str, pool: Pool, lane: Lane) -> Ring:
+    """The ring that a lane asks for; copy engines where they reach."""
+    members = mesh.members(axis)
+    if lane.copy_engine and len(members) > 1 and all(mesh.same_node(member) for member in members):
+        from ringmark.comm.copy_engine import CopyEngineRing
+
+        return CopyEngineRing(mesh, axis, purpose, pool, lane)
+    return Ring(mesh, axis, purpose, pool, lane)

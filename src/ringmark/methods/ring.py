@@ -18,6 +18,7 @@ import torch
 from ringmark import heads, layout
 from ringmark.accumulate import Gradient, Output
 from ringmark.cell import Cell, OptionValue
+from ringmark.comm import copy_engine
 from ringmark.comm.homeward import WIRES, Homeward
 from ringmark.comm.mesh import Lane, Mesh
 from ringmark.comm.route import Route
@@ -26,6 +27,7 @@ from ringmark.kernels.base import Kernel
 from ringmark.methods import base
 
 PRIORITIES = ("normal", "high")
+TRANSPORTS = ("send_recv", "copy_engine")
 
 
 class Method(base.Method):
@@ -38,7 +40,11 @@ class Method(base.Method):
         "wire": "auto",
         "ctas": 0,
         "priority": "normal",
+        "transport": "send_recv",
     }
+
+    def unavailable(self) -> str | None:
+        return copy_engine.unavailable() if self.options["transport"] == "copy_engine" else None
 
     def unsupported(self, cell: Cell) -> str | None:
         wire = self.options["wire"]
@@ -46,6 +52,8 @@ class Method(base.Method):
             return f"wire is {wire}: choose one of {', '.join(WIRES)}"
         if self.options["priority"] not in PRIORITIES:
             return f"priority is {self.options['priority']}: choose one of {', '.join(PRIORITIES)}"
+        if self.options["transport"] not in TRANSPORTS:
+            return f"transport is {self.options['transport']}: choose one of {', '.join(TRANSPORTS)}"
         return layout.reason_not(self.layout, cell.seqlen_global, cell.world_size) or heads.reason_not(
             self.options["head_groups"], cell.shape.num_heads_kv
         )
@@ -57,7 +65,8 @@ class Method(base.Method):
     def setup(self, mesh: Mesh, kernel: Kernel, *, causal: bool, scale: float | None = None) -> None:
         super().setup(mesh, kernel, causal=causal, scale=scale)
         # The blocks and the sums behind them travel at the same time: a communicator for each.
-        lane = Lane(int(self.options["ctas"]), self.options["priority"] == "high")
+        by_copy_engine = self.options["transport"] == "copy_engine"
+        lane = Lane(int(self.options["ctas"]), self.options["priority"] == "high", by_copy_engine)
         self.blocks = Route(self.topology(mesh), "blocks", lane)
         self.sums = Route(self.topology(mesh), "sums", lane)
 
@@ -122,4 +131,5 @@ class Method(base.Method):
 
     def settings(self) -> dict[str, Any]:
         used = getattr(self, "_num_groups", self.options["head_groups"])
-        return {**super().settings(), "head_groups": used}
+        transport = self.blocks.transport if hasattr(self, "blocks") else self.options["transport"]
+        return {**super().settings(), "head_groups": used, "transport": transport}

@@ -1,0 +1,182 @@
+"""A ring on copy engines: a parcel is written straight into the next GPU's memory, without any SM.
+
+    us    ready(prev) ........ wait ready(us) -> copy into next's slot -> data(next)
+    next  ready(us) .......... wait ready(next) -> copy ...                wait data(next): it is here
+
+Each GPU owns slots of symmetric memory that its previous member may write. All ranks run one program, so a
+hop uses the same slot everywhere. `ready` says that a slot may be written, `data` that it has been; both are
+counters in memory that the streams themselves write and wait for (comm/stream_flags.py), so neither the host
+nor a kernel waits. Slots are kept for the life of the ring: making one is slow and all members take part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ringmark.comm.mesh import OPEN_LANE, Axis, Lane, Mesh
+from ringmark.comm.parcel import Parcel, Pool, Signature, signature
+from ringmark.comm.ring import Hop, Ring
+from ringmark.comm.stream_flags import Flags
+
+ALIGNMENT = 512
+# Slots are made a little larger than asked for: the backward's parcels (2.03T) fit the forward's (2T).
+HEADROOM = 1.05
+
+
+def unavailable() -> str | None:
+    """Why this machine has no copy-engine transport, or None."""
+    if not torch.cuda.is_available():
+        return "the copy_engine transport needs CUDA devices"
+    try:
+        from torch.distributed import _symmetric_memory as symmetric
+    except ImportError:
+        return f"torch {torch.__version__} has no symmetric memory, which the copy_engine transport needs"
+    if not hasattr(symmetric, "rendezvous") or not hasattr(symmetric, "empty"):
+        return f"the symmetric memory of torch {torch.__version__} is too old for the copy_engine transport"
+    return Flags.unavailable()
+
+
+class Slot(NamedTuple):
+    """Memory of ours that the previous member writes, and the next member's that we write."""
+
+    ours: torch.Tensor
+    theirs: torch.Tensor
+
+
+class SlotParcel(Parcel):
+    """A parcel that lies in a slot."""
+
+    def __init__(self, slot: Slot, kind: Signature, pool: Pool) -> None:
+        super().__init__(views(slot.ours, kind), pool)
+        self.slot, self.theirs = slot, views(slot.theirs, kind)
+
+
+class SlotPool(Pool):
+    """Slots by size; takes the first free one that is large enough, which is the same one on every rank."""
+
+    def __init__(self, device: torch.device, allocate: Callable[[int], Slot]) -> None:
+        super().__init__(device)
+        self._allocate = allocate
+        self._free_slots: list[Slot] = []
+        self.num_bytes = 0
+
+    def take(self, signature: Signature) -> SlotParcel:
+        needed = span(signature)
+        for index, slot in enumerate(self._free_slots):
+            if slot.ours.numel() >= needed:
+                return SlotParcel(self._free_slots.pop(index), signature, self)
+        self.made += 1
+        size = -(-int(needed * HEADROOM) // (2 << 20)) * (2 << 20)
+        self.num_bytes += size
+        return SlotParcel(self._allocate(size), signature, self)
+
+    def give_back(self, parcel: Parcel) -> None:
+        assert isinstance(parcel, SlotParcel)
+        self._free_slots.append(parcel.slot)
+
+    def clear(self) -> None:
+        """Slots stay: the next call would have to make them again, together with all members."""
+
+
+def offsets(signature: Signature) -> list[tuple[int, int]]:
+    """Where each tensor of a parcel begins and ends in a slot."""
+    found, begin = [], 0
+    for shape, dtype in signature:
+        end = begin + torch.Size(shape).numel() * dtype.itemsize
+        found.append((begin, end))
+        begin = -(-end // ALIGNMENT) * ALIGNMENT
+    return found
+
+
+def span(signature: Signature) -> int:
+    """The bytes that a parcel takes in a slot."""
+    return offsets(signature)[-1][1]
+
+
+def views(memory: torch.Tensor, signature: Signature) -> Sequence[torch.Tensor]:
+    """The tensors of a parcel in a slot's memory."""
+    return [
+        memory[begin:end].view(dtype).view(shape)
+        for (begin, end), (shape, dtype) in zip(offsets(signature), signature)
+    ]
+
+
+class CopyEngineRing(Ring):
+    """The ring over one axis inside a node, written by copy engines."""
+
+    def __init__(self, mesh: Mesh, axis: Axis, purpose: str, pool: Pool, lane: Lane = OPEN_LANE) -> None:
+        super().__init__(mesh, axis, purpose, pool, lane)
+        self.slots = SlotPool(mesh.device, self._make_slot)
+        self._flags: Flags | None = None
+        self._side: torch.cuda.Stream | None = None
+        self._num_hops = 0
+
+    @property
+    def transport(self) -> str:
+        return "copy_engine"
+
+    def _exchange(self, parcel: Parcel) -> Hop:
+        flags, side = self._prepared()
+        arriving = self.slots.take(signature(parcel.tensors))
+        self._num_hops += 1
+        # By all that is enqueued so far, what is sent has been computed and what the slot held has been read.
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            flags.say_ready(self._num_hops)
+            flags.wait_ready(self._num_hops)
+            for theirs, mine in zip(arriving.theirs, parcel.tensors):
+                theirs.copy_(mine, non_blocking=True)
+            flags.say_data(self._num_hops)
+            copied = side.record_event()
+        return _Copy(flags, self._num_hops, copied, parcel.hold(), arriving)
+
+    def _prepared(self) -> tuple[Flags, torch.cuda.Stream]:
+        if self._flags is None or self._side is None:
+            mine, at_next, at_previous = self._symmetric(Flags.NUM_WORDS * 4)
+            mine.zero_()
+            self._flags = Flags(mine, at_next=at_next, at_previous=at_previous)
+            self._side = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+            dist.barrier(self.group.process_group)  # nobody writes a flag before everybody has cleared theirs
+        return self._flags, self._side
+
+    def _make_slot(self, num_bytes: int) -> Slot:
+        ours, theirs, _ = self._symmetric(num_bytes)
+        return Slot(ours, theirs)
+
+    def _symmetric(self, num_bytes: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Symmetric memory: ours, and the same at the next and at the previous member."""
+        from torch.distributed import _symmetric_memory as symmetric
+
+        group = self.group.process_group
+        assert group is not None
+        ours = symmetric.empty(num_bytes, dtype=torch.uint8, device=self.mesh.device)
+        handle = symmetric.rendezvous(ours, group=group)
+        here, size = self.group.position, self.group.size
+
+        def at(place: int) -> torch.Tensor:
+            if hasattr(handle, "get_remote_tensor"):  # knows where in its allocation the tensor lies
+                return handle.get_remote_tensor(place, (num_bytes,), torch.uint8)
+            return handle.get_buffer(place, (num_bytes,), torch.uint8)
+
+        return ours, at((here + 1) % size), at((here - 1) % size)
+
+
+class _Copy:
+    """A hop by copy engine."""
+
+    def __init__(
+        self, flags: Flags, number: int, copied: torch.cuda.Event, leaving: Parcel, arriving: Parcel
+    ) -> None:
+        self._flags, self._number, self._copied = flags, number, copied
+        self._leaving, self._arriving = leaving, arriving
+
+    def wait(self) -> Parcel:
+        self._flags.wait_data(self._number)
+        torch.cuda.current_stream().wait_event(self._copied)
+        self._leaving.drop()
+        return self._arriving
