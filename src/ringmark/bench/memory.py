@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -26,6 +27,8 @@ _STATUS = Path("/proc/self/status")
 
 def measure(body: Callable[[], object], problem: Problem, mesh: Mesh) -> Memory:
     """Run one iteration and see how high memory goes; `body` and inputs as they are timed."""
+    problem.clear_grads()  # those of the iteration before are no part of this one
+    gc.collect()
     gather.synchronize(mesh)
     on_cuda = mesh.device.type == "cuda"
     peak, base, used = (_on_cuda if on_cuda else _resident)(body, problem, mesh)
