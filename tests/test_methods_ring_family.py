@@ -13,7 +13,7 @@ from ringmark import kernels, methods
 from ringmark import layout as layouts
 from ringmark.cell import Cell, MeshShape, OptionValue, Shape
 from ringmark.comm.mesh import Group, Mesh
-from ringmark.methods import burst
+from ringmark.methods import burst, ring
 from world import run_world
 
 Options = dict[str, OptionValue]
@@ -245,6 +245,22 @@ def test_what_4_x_8_ranks_move(large_world: list[dict[str, Any]]) -> None:
 
 
 # What a method says of itself
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("zigzag", {"wire": "native"}, "31 hops of 2T forward and of 4T backward"),
+        ("double_ring", {}, "28 inner and 3 outer hops of 2T forward, of 6T and 4T backward"),
+        ("burst", {}, "28 inner and 3 outer hops of 2T forward, of 4.03T and 3.03T backward"),
+        ("burst", {"wire": "native", "opt_bwd": False}, "of 4.02T and 4.02T backward"),
+        ("burst", {"wire": "native", "side": "kv"}, "of 4T and 4T backward"),
+    ],
+)
+def test_a_method_says_what_it_moves(name: str, options: Options, says: str) -> None:
+    method = methods.load(name)(**options)
+    assert isinstance(method, ring.Method)
+    assert says in method.moves(MeshShape(4, 8))
 
 
 def cell(name: str, **changes: Any) -> Cell:

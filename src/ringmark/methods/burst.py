@@ -99,6 +99,13 @@ class Method(double_ring.Method):
             delta = base.delta_for(self.kernel, dout, out, lse)
         return self.kernel.backward(dout, q, k[keys], v[keys], lse, delta, scale, meet.causal, out=out)
 
+    def backward_hop(self, carried: float) -> float:
+        """T in a backward hop at head_dim 128: Q, dO, lse, delta or O, and dQ; on the keys' side as ever."""
+        if self.options["side"] == "kv":
+            return super().backward_hop(carried)
+        per_row = 4 / (128 * 2)
+        return 2 + per_row + (per_row if self.options["opt_bwd"] else 1) + carried
+
     @property
     def opt_bwd(self) -> bool:
         """Whether delta travels; else O does, because the kernel must see it or the option says so."""

@@ -13,7 +13,6 @@ Gu et al.: LoongTrain: Efficient Training of Long-Sequence LLMs with Head-Contex
 
 from __future__ import annotations
 
-from ringmark.comm.mesh import Mesh
 from ringmark.methods import zigzag
 
 
@@ -22,5 +21,5 @@ class Method(zigzag.Method):
 
     label = "Double ring (LoongTrain)"
 
-    def topology(self, mesh: Mesh) -> Mesh:
-        return mesh
+    def levels(self, nodes: int, gpus: int) -> tuple[int, int]:
+        return nodes, gpus

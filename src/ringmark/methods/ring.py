@@ -17,9 +17,9 @@ import torch
 
 from ringmark import heads, layout
 from ringmark.accumulate import Gradient, Output
-from ringmark.cell import Cell, OptionValue
+from ringmark.cell import Cell, MeshShape, OptionValue
 from ringmark.comm import copy_engine
-from ringmark.comm.homeward import WIRES, Homeward
+from ringmark.comm.homeward import WIRES, Homeward, wire_dtypes
 from ringmark.comm.mesh import Lane, Mesh
 from ringmark.comm.route import Route
 from ringmark.geometry import Meeting, meeting
@@ -58,9 +58,31 @@ class Method(base.Method):
             self.options["head_groups"], cell.shape.num_heads_kv
         )
 
+    def levels(self, nodes: int, gpus: int) -> tuple[int, int]:
+        """The outer and inner ring sizes on a mesh: here one ring over everybody."""
+        return 1, nodes * gpus
+
     def topology(self, mesh: Mesh) -> Mesh:
-        """The mesh as this method goes round it: flat, one ring over everybody."""
-        return mesh.view(1, mesh.world_size)
+        """The mesh as this method goes round it."""
+        return mesh.view(*self.levels(mesh.nodes, mesh.gpus))
+
+    def moves(self, mesh: MeshShape) -> str:
+        """What a rank sends in an iteration, in local tensors T (bf16, as many kv heads as heads)."""
+        outer, inner = self.levels(mesh.nodes, mesh.gpus)
+        carried = [
+            dtype.itemsize / torch.bfloat16.itemsize for dtype in wire_dtypes(torch.bfloat16, self.wire)
+        ]
+        back_inner, back_outer = (self.backward_hop(one) for one in carried)
+        if outer == 1:
+            return f"{inner - 1} hops of 2T forward and of {back_inner:.3g}T backward"
+        return (
+            f"{outer * (inner - 1)} inner and {outer - 1} outer hops of 2T forward, "
+            f"of {back_inner:.3g}T and {back_outer:.3g}T backward"
+        )
+
+    def backward_hop(self, carried: float) -> float:
+        """T in a backward hop: K, V, and dK, dV, each `carried` times as wide as the model's dtype."""
+        return 2 + 2 * carried
 
     def setup(self, mesh: Mesh, kernel: Kernel, *, causal: bool, scale: float | None = None) -> None:
         super().setup(mesh, kernel, causal=causal, scale=scale)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from ringmark.cell import MeshShape
 from ringmark.methods import base
 
 
@@ -18,6 +19,9 @@ class Method(base.Method):
     label = "Kernel alone (bound)"
     layout = "contiguous"
     private_problem = True
+
+    def moves(self, mesh: MeshShape) -> str:
+        return "nothing moves"
 
     def masked(self) -> bool:
         return self.causal and self.mesh.world_size == 1
