@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 from ringmark import config as configs
-from ringmark import cost
+from ringmark import cost, submit
 
 HELP = "list the cells of a config with an estimated cost"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, help="a config file, like config/local.yaml")
+    parser.add_argument("--cluster", metavar="FILE", help="what Slurm would be asked for there")
     parser.add_argument(
         "--tflops", type=float, help="expected TFLOP/s per GPU (without it: by the config's device)"
     )
@@ -20,6 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = configs.read(args.config)
+    if args.cluster is not None:
+        config = dataclasses.replace(config, cluster=args.cluster)
     rate = args.tflops or cost.assumed_tflops(config)
     total = 0.0
     print(f"{'cell':<90} {'about':>9}")
@@ -35,4 +39,6 @@ def run(args: argparse.Namespace) -> int:
         f"{count} cells ({config.repeats} repeat{'s' * (config.repeats > 1)}) in {len(jobs)} jobs: about "
         f"{total / 60:.1f} min, {total / 60 * nodes:.1f} node-minutes, at {rate:g} TFLOP/s per GPU"
     )
+    if config.cluster is not None:
+        print("\n".join(submit.summary(jobs, config)))
     return 0

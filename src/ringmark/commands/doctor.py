@@ -10,16 +10,20 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from ringmark import checkup, cluster
+
 HELP = "say what this machine can run and what is missing"
 Finding = tuple[str, str, str]  # "ok" | "note" | "missing", what, what to do
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    del parser
+    parser.add_argument("--cluster", type=Path, metavar="FILE", help="also check a cluster file")
 
 
 def run(args: argparse.Namespace) -> int:
     found = [*python(), *torch_findings(), *libraries(), *container_tools()]
+    if args.cluster is not None:
+        found += checkup.check(cluster.read(args.cluster))
     for state, what, advice in found:
         print(f"{state:<8} {what}" + (f": {advice}" if advice else ""))
     return 1 if any(state == "missing" for state, _, _ in found) else 0
