@@ -39,7 +39,7 @@ class Method(base.Method):
         "head_groups": 0,
         "wire": "auto",
         "ctas": 0,
-        "priority": "normal",
+        "priority": "high",
         "transport": "send_recv",
     }
 
