@@ -1,0 +1,273 @@
+"""The supervisor against small worlds that fail on purpose: every cell ends in a record that says why."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ringmark import diagnose, launch, record, supervise
+from ringmark import job as jobs
+from ringmark.bench import progress
+from ringmark.bench.progress import Progress, RankFailure
+from ringmark.cell import Cell, MeshShape, Shape
+from ringmark.errors import UserError
+from ringmark.record import Asked, Failure, Record, Status
+
+# A world of one process, without torch: it reports as ranks do, and does with each cell what its method says.
+WORLD = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from ringmark import job as jobs, record
+from ringmark.bench import progress
+from ringmark.record import Failure, Record, Status
+
+job, run_id = jobs.load(Path(sys.argv[1])), sys.argv[3]
+ranks = [progress.Reporter(job.folder, run_id, rank) for rank in range(2)]
+for index in map(int, sys.argv[2].split(",")):
+    item = job.items[index]
+    for rank in ranks:
+        rank.at("timing", index)
+    act = item.cell.method
+    if act == "hang":
+        subprocess.Popen(["sleep", "60"])  # what a rank has started ends with it
+        time.sleep(60)
+    if act == "killed":
+        progress.write_exit(job.folder, run_id, 0, -signal.SIGTERM)
+        progress.write_exit(job.folder, run_id, 1, -signal.SIGKILL)
+        sys.exit(1)
+    if act == "raises":
+        ranks[0].failed(Status.CRASHED, "Connection closed by peer", "", True)
+        ranks[1].failed(Status.OOM, "out of memory", "trace", False)
+        sys.exit(1)
+    if act == "silent":
+        sys.exit(7)
+    found = Record(item.cell, item.asked, Status.UNSUPPORTED, job.campaign, failure=Failure("measured"))
+    record.write(found, Path(item.out))
+"""
+
+
+class FakeSite:
+    """Starts WORLD; an allocation that can be over."""
+
+    def __init__(self, job: jobs.Job) -> None:
+        self.job, self.hosts, self.ended = job, (), []  # type: tuple[jobs.Job, tuple[str, ...], list[str]]
+        self.gone: str | None = None
+
+    def command(self, job_file: Path, items: list[int], run_id: str) -> launch.Command:
+        script = Path(self.job.folder).parent / "world.py"
+        return launch.Command([sys.executable, str(script), str(job_file), ",".join(map(str, items)), run_id])
+
+    def environ(self) -> dict[str, str]:
+        return dict(os.environ)
+
+    def over(self) -> str | None:
+        return self.gone
+
+    def end_steps(self, run_id: str) -> None:
+        self.ended.append(run_id)
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> list[FakeSite]:
+    made: list[FakeSite] = []
+
+    def make(job: jobs.Job) -> FakeSite:
+        made.append(FakeSite(job))
+        return made[-1]
+
+    monkeypatch.setattr(supervise, "Site", make)
+    return made
+
+
+def job_of(folder: Path, *methods: str, cell_limit_s: float = 60.0) -> tuple[jobs.Job, Path]:
+    """A job with one cell for each method (a method's place makes its length)."""
+    items = []
+    for index, method in enumerate(methods):
+        cell = Cell(method, 64 + index, Shape(1, 1, 1, 8, "fp32"), mesh=MeshShape(1, 2))
+        items.append(jobs.Item(cell, Asked(), str(folder / f"{index}.json")))
+    job = jobs.Job("j", "c", MeshShape(1, 2), items, str(folder / "world"), cell_limit_s=cell_limit_s)
+    path = folder / "j.job.json"
+    jobs.save(job, path)
+    (folder / "world.py").write_text(WORLD)
+    return job, path
+
+
+def test_every_way_to_fail_costs_its_own_cell(tmp_path: Path, site: list[FakeSite]) -> None:
+    job, path = job_of(
+        tmp_path, "fine", "killed", "raises", "fine", "silent", "hang", "fine", cell_limit_s=1.5
+    )
+    said: list[str] = []
+    found = supervise.run(job, path, said.append)
+    words = [(one.status.value, one.failure.reason if one.failure else None) for one in found]
+    assert words[:5] == [
+        ("unsupported", "measured"),
+        ("crashed", "rank 1 was killed by SIGKILL"),  # not rank 0, which the agent ended
+        ("oom", "out of memory"),  # the cause, not the rank that noticed
+        ("unsupported", "measured"),
+        ("crashed", "the world ended with exit status 7 and no rank said why"),
+    ]
+    assert words[5] == ("timeout", "no result within 1.5 s (rank 0 in timing, rank 1 in timing)")
+    assert words[6] == ("unsupported", "measured")
+    assert found[2].failure == Failure("out of memory", 1, "timing", "trace")
+    worlds = [one for one in Path(job.folder).iterdir() if one.is_dir()]
+    assert len(worlds) == 5  # one for each failure, and one for what was left
+    assert len(site[0].ended) == 5
+    assert [line.split()[0] for line in said if line.startswith("[")] == [f"[{n}/7]" for n in range(1, 8)]
+    assert not running(tmp_path)
+    assert supervise.run(job, path, said.append) == found  # again: nothing is measured twice
+    assert len([one for one in Path(job.folder).iterdir() if one.is_dir()]) == 5
+
+
+def test_an_allocation_that_ends_is_no_cells_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, path = job_of(tmp_path, "fine", "killed", "fine")
+
+    def make(job: jobs.Job) -> FakeSite:
+        made = FakeSite(job)
+        made.gone = "TIMEOUT"
+        return made
+
+    monkeypatch.setattr(supervise, "Site", make)
+    with pytest.raises(UserError, match=r"has ended \(TIMEOUT\)"):
+        supervise.run(job, path, lambda line: None)
+    assert job.pending() == [1, 2]
+
+
+def test_a_world_that_does_not_start_is_told_with_its_last_words(
+    tmp_path: Path, site: list[FakeSite]
+) -> None:
+    job, path = job_of(tmp_path, "fine")
+    (tmp_path / "world.py").write_text("raise SystemExit('there is no torch here')")
+    with pytest.raises(UserError, match=r"did not start: .*: there is no torch here"):
+        supervise.run(job, path, lambda line: None)
+    assert job.pending() == [0]
+
+
+def test_a_world_that_ends_well_without_its_records_is_not_started_for_ever(
+    tmp_path: Path, site: list[FakeSite]
+) -> None:
+    job, path = job_of(tmp_path, "fine")
+    (tmp_path / "world.py").write_text("")
+    with pytest.raises(UserError, match="without a record and without a reason"):
+        supervise.run(job, path, lambda line: None)
+
+
+def test_a_second_supervisor_is_turned_away(tmp_path: Path, site: list[FakeSite]) -> None:
+    job, path = job_of(tmp_path, "fine")
+    Path(job.folder).mkdir()
+    with supervise.only_one(job), pytest.raises(UserError, match="being run by another process"):
+        supervise.run(job, path)
+    supervise.run(job, path, lambda line: None)
+
+
+def test_a_place_that_cannot_be_written_is_told_first(tmp_path: Path, site: list[FakeSite]) -> None:
+    job, path = job_of(tmp_path, "fine")
+    Path(job.folder).write_text("a file where a folder should be")
+    with pytest.raises(UserError, match="choose a place that can be written"):
+        supervise.run(job, path)
+    assert site == []
+
+
+def test_a_record_of_another_question_is_asked_again(tmp_path: Path, site: list[FakeSite]) -> None:
+    job, path = job_of(tmp_path, "fine")
+    other = Record(job.items[0].cell, Asked(seed=1), Status.OOM, "c", failure=Failure("old"))
+    record.write(other, Path(job.items[0].out))
+    (found,) = supervise.run(job, path, lambda line: None)
+    assert found.asked == job.items[0].asked
+
+
+def running(folder: Path) -> list[int]:
+    """Processes whose command line names the folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(folder).encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+# Diagnosis, by itself.
+
+AT = {rank: Progress(0, "timing", 0.0, "h", 1) for rank in range(3)}
+
+
+def failed(status: Status, reason: str, at: float, secondary: bool = False) -> RankFailure:
+    return RankFailure(0, "timing", status, reason, "", at, secondary)
+
+
+def test_the_first_own_reason_wins_and_out_of_memory_before_all() -> None:
+    told = {0: failed(Status.CRASHED, "late", 3.0), 1: failed(Status.CRASHED, "early", 1.0)}
+    assert diagnose.died(told, {}, AT, 1, "")[1].reason == "early"
+    told[2] = failed(Status.OOM, "no memory", 9.0)
+    status, failure = diagnose.died(told, {0: 3, 1: 3}, AT, 1, "")
+    assert (status, failure.rank) == (Status.OOM, 2)
+
+
+def test_a_death_beats_those_who_noticed_it() -> None:
+    told = {0: failed(Status.CRASHED, "Connection closed by peer", 1.0, secondary=True)}
+    status, failure = diagnose.died(told, {0: 3, 1: -signal.SIGTERM, 2: -signal.SIGSEGV}, AT, 1, "log")
+    assert (status, failure.reason, failure.rank) == (Status.CRASHED, "rank 2 was killed by SIGSEGV", 2)
+    assert diagnose.died(told, {0: 3}, AT, 1, "")[1].reason == "Connection closed by peer"
+
+
+def test_a_world_that_never_began_has_no_rank_to_name() -> None:
+    status, failure = diagnose.died({}, {}, {}, 2, "log")
+    assert (status, failure.rank, failure.stage) == (Status.CRASHED, None, "start")
+    assert "exit status 2" in failure.reason
+
+
+def test_a_hang_names_who_stopped() -> None:
+    status, failure = diagnose.hung(AT, [1], 30.0, "log")
+    assert (status, failure.rank, failure.stage) == (Status.TIMEOUT, 1, "timing")
+    assert failure.reason.endswith("rank 1 has stopped answering")
+    assert diagnose.hung({}, [], 30.0, "")[1].reason == "no result within 30 s (no rank has started)"
+
+
+# What ranks and supervisor tell each other by files.
+
+
+def test_silence_is_measured_by_the_file_systems_clock(tmp_path: Path) -> None:
+    for rank, age in ((0, 0), (1, 60)):
+        beat = tmp_path / f"rank{rank}.beat"
+        beat.touch()
+        then = time.time() - age
+        os.utime(beat, (then, then))
+    assert progress.silent(tmp_path, 3, 5.0) == [1]  # rank 2 has not begun, and is not called silent
+
+
+def test_an_agent_gives_up_when_the_supervisors_beat_stops(tmp_path: Path) -> None:
+    progress.supervise(tmp_path)
+    lease = progress.Lease(str(tmp_path.parent), tmp_path.name, seconds=0.3)
+    assert not lease.expired()
+    time.sleep(0.2)
+    past = time.time() - 3600  # an old date is a change too: clocks of two hosts may differ
+    os.utime(tmp_path / "supervisor", (past, past))
+    assert not lease.expired()
+    time.sleep(0.2)
+    assert not lease.expired()
+    time.sleep(0.2)
+    assert lease.expired()
+
+
+def test_an_agent_ends_with_its_parent(tmp_path: Path) -> None:
+    child = "from ringmark.bench.agent import die_with_parent; import os, time; die_with_parent(os.getppid())"
+    child += "; open('pid', 'w').write(str(os.getpid())); time.sleep(60)"
+    parent = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    started = subprocess.Popen([sys.executable, "-c", parent, child], cwd=tmp_path)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    pid = int((tmp_path / "pid").read_text())
+    started.kill()
+    started.wait()
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
