@@ -43,7 +43,7 @@ def scheduler(cluster: Cluster) -> Iterator[Finding]:
     if listed is None:
         yield "missing", "Slurm's controller", "sinfo gets no answer: is this the login node?"
         return
-    rows = [line.split("|") for line in listed.splitlines()]
+    rows = [line.split("|") for line in listed.splitlines() if line.strip()]
     if not rows:
         yield "missing", f"partition {cluster.partition}", "'sinfo' lists those that there are"
         return

@@ -31,6 +31,7 @@ class Checkout:
     def __init__(self, folder: Path, slurm: Slurm) -> None:
         self.folder, self.slurm = folder, slurm
         self.drivers: list[subprocess.Popen[bytes]] = []
+        self.variables: dict[str, str] = {}
         shutil.copy(ROOT / "Snakefile", folder)
         shutil.copytree(ROOT / "workflow", folder / "workflow")
         shutil.copytree(ROOT / "config", folder / "config")
@@ -73,7 +74,12 @@ class Checkout:
         ]
         with open(self.folder / "driver.log", "ab") as log:
             driver = subprocess.Popen(
-                argv, cwd=self.folder, env=self.slurm.environ, stdout=log, stderr=log, start_new_session=True
+                argv,
+                cwd=self.folder,
+                env={**self.slurm.environ, **self.variables},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         self.drivers.append(driver)
         return driver

@@ -54,18 +54,25 @@ def test_a_killed_and_a_hanging_rank_cost_their_own_cells(checkout: Checkout) ->
     assert (checkout.folder / "paper_tables/test.md").exists()
 
 
-def test_a_cell_that_cannot_be_allocated_is_a_record_and_not_an_end(checkout: Checkout) -> None:
-    # A terabyte for each rank: the failure is real, and comes at once.
-    checkout.write_config(["ring"], seqlen_global=[256, 2**33], max_iterations=3)
+def test_a_method_that_fails_on_one_node_costs_its_own_cell(checkout: Checkout) -> None:
+    # What a broken installation on one node is: Python finds it there, and only rank 2 runs into it.
+    broken = """
+import os
+if os.environ.get("RANK") == "2":
+    from ringmark.methods import zigzag
+    def attend(self, q, k, v, scale):
+        raise RuntimeError("the library of this node is broken")
+    zigzag.Method.attend = attend
+"""
+    (checkout.folder / "sitecustomize.py").write_text(broken)
+    checkout.variables["PYTHONPATH"] = str(checkout.folder)
+    checkout.write_config(["ring", "zigzag", "burst"], max_iterations=3)
     checkout.run()
-    found = {(one.cell.method, one.cell.seqlen_global): one for one in checkout.all_records()}
-    assert {key: one.status.value for key, one in found.items() if key[1] == 256} == {
-        ("single", 256): "passed",
-        ("ring", 256): "passed",
-    }
-    failed = found["ring", 2**33]
-    assert failed.status.value == "oom"
-    assert failed.timing is None
+    assert checkout.statuses() == dict.fromkeys(ALL, "passed") | {"zigzag": "crashed"}
+    failure = checkout.records()["zigzag"].failure
+    assert failure is not None
+    assert (failure.reason, failure.rank) == ("RuntimeError: the library of this node is broken", 2)
+    assert "crashed" in (checkout.folder / "paper_tables/test.md").read_text()
 
 
 def test_an_interrupt_cancels_the_job_and_a_rerun_measures_the_rest(checkout: Checkout) -> None:

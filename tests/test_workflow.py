@@ -1,0 +1,228 @@
+"""The workflow as a user calls it: what a dry run tells, which profile decides, when orphans are waited for."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ringmark import checkup, cluster, orphans, submit
+from ringmark import config as configs
+from ringmark.cell import MeshShape, Shape
+from ringmark.config import Config, Grid, Measure
+
+ROOT = Path(__file__).parents[1]
+pytest.importorskip("snakemake")
+GRID = {"methods": ["ring"], "seqlen_global": [256], "shapes": [{"num_heads_q": 2, "num_heads_kv": 2}]}
+CONFIG: dict[str, Any] = {"campaign": "t", "mesh": {"nodes": 4, "gpus": 8}, "grids": [GRID]}
+SITE = {"name": "site", "nodes": 4, "gpus_per_node": 8, "partition": "gpu"}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    shutil.copy(ROOT / "Snakefile", tmp_path)
+    shutil.copytree(ROOT / "workflow", tmp_path / "workflow")
+    shutil.copytree(ROOT / "config", tmp_path / "config")
+    (tmp_path / "slurm").symlink_to("workflow/profiles/slurm")
+    (tmp_path / "paper_tables").mkdir()
+    write(tmp_path)
+    return tmp_path
+
+
+def write(folder: Path, site: dict[str, Any] | None = None, **changes: Any) -> None:
+    config = {**CONFIG, **({"cluster": "site.yaml"} if site else {}), **changes}
+    (folder / "c.yaml").write_text(yaml.safe_dump(config))
+    (folder / "site.yaml").write_text(yaml.safe_dump(site))
+
+
+def snakemake(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "snakemake", "--configfile", "c.yaml", *words]
+    return subprocess.run(
+        argv,
+        cwd=folder,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def rules(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The rules that a dry run names, once for each job."""
+    return re.findall(r"^(?:local)?rule (\w+):", done.stdout + done.stderr, re.MULTILINE)
+
+
+def test_a_dry_run_tells_cells_node_minutes_and_both_commands(checkout: Path) -> None:
+    write(checkout, SITE)
+    done = snakemake(checkout, "--profile", "slurm", "-n")
+    assert done.returncode == 0, done.stderr
+    assert sorted(rules(done)) == ["all", "collect", "measure", "plan", "render"]
+    told = [line for line in done.stderr.splitlines() if line.startswith("ringmark: ")]
+    assert re.search(
+        r"t: 4 cells to measure in 1 jobs of 4 nodes: about \d+\.\d min, \d+\.\d node-minutes", told[0]
+    )
+    for words in (
+        "-p gpu",
+        "--nodes=4",
+        "--ntasks=4",
+        "--ntasks-per-node=1",
+        "--gpus-per-node=8",
+        "--exclusive",
+    ):
+        assert words in told[1], words
+    assert "--rendezvous NODE0:" in told[2]
+    assert "srun --overlap --nodes 4 --ntasks 4" in told[2]
+
+
+def test_without_a_cluster_the_local_campaign_is_planned(checkout: Path) -> None:
+    done = snakemake(checkout, "--profile", "workflow/profiles/local", "-n")
+    assert done.returncode == 0, done.stderr
+    assert "measure" in rules(done)  # a root Snakefile that only includes another would plan nothing
+    assert "ringmark: " not in done.stderr
+
+
+def test_slurm_without_a_cluster_file_is_refused_in_one_sentence(checkout: Path) -> None:
+    done = snakemake(checkout, "--profile", "slurm")
+    assert done.returncode != 0
+    assert "no cluster is named: set 'cluster: " in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_job_for_slurm_does_not_run_on_the_login_node(checkout: Path) -> None:
+    write(checkout, SITE)
+    environ = {name: "" for name in os.environ if name.startswith("SLURM")}
+    done = snakemake(checkout, "--profile", "workflow/profiles/local", **environ)
+    assert done.returncode != 0
+    assert "this is no Slurm allocation" in done.stdout + done.stderr
+    assert not list(checkout.glob("results/t/records/**/*.json"))
+
+
+def test_the_image_is_built_only_where_the_cluster_needs_one(checkout: Path) -> None:
+    shutil.copytree(
+        ROOT / "src", checkout / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+    )
+    shutil.copytree(ROOT / "envs", checkout / "envs", symlinks=True)
+    for name in ("Dockerfile", ".dockerignore", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, checkout)
+    write(checkout, SITE)
+    assert "image" not in rules(snakemake(checkout, "-n"))
+    write(checkout, {**SITE, "runtime": "apptainer", "image": "/x/ringmark.sif"})
+    assert "image" not in rules(snakemake(checkout, "-n"))
+    write(checkout, {**SITE, "runtime": "apptainer"})
+    assert "image" in rules(snakemake(checkout, "-n"))
+
+
+def test_the_profile_that_always_applies_is_neutral() -> None:
+    default = yaml.safe_load((ROOT / "workflow/profiles/default/config.yaml").read_text())
+    slurm = yaml.safe_load((ROOT / "slurm/config.yaml").read_text())
+    assert not set(default) & {
+        "executor",
+        "jobs",
+        "cores",
+        "default-resources",
+        "retries",
+        "rerun-incomplete",
+    }
+    assert "rerun-incomplete" not in slurm
+    assert slurm["executor"] == "slurm"
+    assert os.readlink(ROOT / "slurm") == "workflow/profiles/slurm"
+
+
+# Orphans.
+
+LISTING = "\n".join(
+    [
+        "11|RUNNING|/w|rule_measure_wildcards_000-r0-aa",
+        "12|PENDING|/w|rule_measure_wildcards_001-r0-bb",
+        "13|RUNNING|/elsewhere|rule_measure_wildcards_000-r0-aa",
+        "14|RUNNING|/w|rule_measure_wildcards_999-r0-zz",
+        "15|RUNNING|/w|(null)",
+        "16|RUNNING|/w|a | b",
+    ]
+)
+
+
+def test_orphans_are_this_folders_jobs_of_this_campaign() -> None:
+    found = orphans.among(LISTING, ["000-r0-aa", "001-r0-bb"], Path("/w"))
+    assert [(one.slurm_job, one.state, one.job_id) for one in found] == [
+        ("11", "RUNNING", "000-r0-aa"),
+        ("12", "PENDING", "001-r0-bb"),
+    ]
+
+
+def test_orphans_are_waited_for_and_a_silent_controller_stops_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orphans, "POLL_S", 0.01)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program(
+        tmp_path / "squeue",
+        f"echo x >> {tmp_path}/asked; [ $(wc -l < {tmp_path}/asked) -gt 3 ] || echo '{LISTING[:46]}'",
+    )
+    said: list[str] = []
+    (found,) = orphans.settle(["000-r0-aa"], Path("/w"), said.append)
+    assert found.slurm_job == "11"
+    assert len(said) == 1
+    assert "scancel 11" in said[0]
+    program(tmp_path / "squeue", "echo 'cannot contact the controller' >&2; exit 1")
+    with pytest.raises(orphans.UserError, match="nothing is submitted"):
+        orphans.settle(["000-r0-aa"], Path("/w"), said.append)
+
+
+def program(path: Path, body: str) -> None:
+    """A stand-in for a command."""
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+# Limits, and what doctor says of a cluster file.
+
+
+def test_a_jobs_time_limit_leaves_room_for_one_hang_and_keeps_to_the_sites(tmp_path: Path) -> None:
+    config = configs.from_data({**CONFIG, "cell_limit_s": 600, "start_limit_s": 300}, "c")
+    (job, *_) = configs.jobs(config, tmp_path)
+    long = dataclasses.replace(job, cluster=cluster.Cluster("s", nodes=4))
+    assert submit.minutes(long, config) * 60 >= 900 + submit.seconds(job, config)
+    short = dataclasses.replace(job, cluster=cluster.Cluster("s", nodes=4, time_limit_min=10))
+    assert submit.minutes(short, config) == 10
+
+
+def test_doctor_holds_a_cluster_file_against_sinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in checkup.SLURM_TOOLS:
+        program(tmp_path / name, "exit 0")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    site = cluster.Cluster("s", nodes=4, cpus_per_node=64, partition="gpu", time_limit_min=240, fabric="ib")
+
+    def findings(listing: str, **changes: Any) -> list[str]:
+        program(tmp_path / "sinfo", f"cat <<'END'\n{listing}\nEND")
+        found = checkup.check(dataclasses.replace(site, **changes))
+        return [what for state, what, _ in found if state == "missing"]
+
+    good = "gpu|6|gpu:h100:8(S:0-1),nvme:2|96|2-00:00:00|idle\ngpu|2|gpu:h100:8|96|2-00:00:00|down*"
+    assert findings(good) == []
+    assert findings(good, nodes=7) == ["7 nodes in partition gpu"]
+    assert findings(good, cpus_per_node=128) == ["128 cores a node (there are 96)"]
+    assert findings(good, time_limit_min=3000) == ["jobs of 3000 min (partition gpu ends at 2880)"]
+    assert findings(good.replace("gpu:h100:8", "(null)")) == [
+        "8 GPUs a node in partition gpu (Slurm knows 0)"
+    ]
+    assert findings(good, runtime="pyxis", image="/x.sqsh")[0].startswith("pyxis")
+    assert findings(good, runtime="apptainer", image="/x.sif") == ["image /x.sif"]
+    assert findings("", partition="gpo") == ["partition gpo"]
+
+
+def test_every_key_of_a_config_is_explained() -> None:
+    text = (ROOT / "config/README.md").read_text()
+    for kind in (Config, Grid, Measure, MeshShape, Shape):
+        for one in dataclasses.fields(kind):
+            assert re.search(rf"^\| `{one.name}` \| \S", text, re.MULTILINE), (kind.__name__, one.name)
