@@ -1,4 +1,4 @@
-"""The workflow as a user calls it: what a dry run tells, which profile decides, when orphans are waited for."""
+"""The workflow as its user calls it: what a dry run tells, which profile decides; orphans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ringmark import checkup, cluster, orphans, submit
+from ringmark import checkup, cluster, cost, orphans, submit
 from ringmark import config as configs
 from ringmark.cell import MeshShape, Shape
 from ringmark.config import Config, Grid, Measure
@@ -226,3 +226,15 @@ def test_every_key_of_a_config_is_explained() -> None:
     for kind in (Config, Grid, Measure, MeshShape, Shape):
         for one in dataclasses.fields(kind):
             assert re.search(rf"^\| `{one.name}` \| \S", text, re.MULTILINE), (kind.__name__, one.name)
+
+
+def test_the_costs_in_the_docs_are_those_that_are_computed() -> None:
+    config = configs.read(ROOT / "config/paper.yaml")
+    minutes: dict[int, dict[str, float]] = {}
+    for cell in configs.cells(config):
+        seconds = cost.cell_seconds(cell, config.measure, cost.assumed_tflops(config))
+        minutes.setdefault(cell.seqlen_global, {})[cell.phase] = seconds * config.mesh.nodes / 60
+    text = (ROOT / "docs/cluster.md").read_text()
+    assert cost.START_S * config.mesh.nodes / 60 == 1  # "1 node-minute for each start"
+    for seqlen, found in minutes.items():
+        assert f"| {seqlen} | {found['fwd']:.2f} | {found['fwd_bwd']:.2f} |" in text

@@ -84,7 +84,9 @@ def sbatch_line(job: Job, config: Config) -> str:
         "partition": f" -p {shlex.quote(site.partition)}" if site is not None and site.partition else "",
         "workdir": ".",
     }
-    line: str = get_submit_command(SimpleNamespace(resources=asked, threads=1), words)
+    # As the profile sets them; what the cluster file says comes as resources.
+    settings = SimpleNamespace(requeue=True, no_requeue=False, qos=None, reservation=None)
+    line: str = get_submit_command(SimpleNamespace(resources=asked, threads=1), words, settings)
     return " ".join(line.split()) + " --wrap '...'"
 
 

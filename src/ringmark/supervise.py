@@ -4,6 +4,7 @@ not, and starts a new world for what is left. Loads no torch; kills only what it
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -198,7 +199,11 @@ def only_one(job: jobs.Job) -> Iterator[None]:
     with open(path, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise UserError(
+                    f"the file system of {path.parent} has no locks ({error.strerror}): put results elsewhere"
+                ) from None
             raise UserError(f"job {job.id} is being run by another process: wait for it, or end it") from None
         yield
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cluster
 
 def test_the_local_grid_on_four_nodes_becomes_tables(checkout: Checkout) -> None:
     native = ["native", "usp+placement=ring_first", "burst+layout=striped", "burst+opt_bwd=false"]
-    quick = {"max_iterations": 3, "phases": ["fwd", "fwd_bwd"]}
+    quick = {"max_iterations": 3, "phases": ["fwd", "fwd_bwd"], "preflight": True}
     checkout.write_config(
         native, seqlen_global=[256, 512], shapes=[SHAPE | {"num_heads_q": 8, "num_heads_kv": 8}], **quick
     )
@@ -28,6 +28,7 @@ def test_the_local_grid_on_four_nodes_becomes_tables(checkout: Checkout) -> None
     table = (checkout.folder / "paper_tables/test.md").read_text()
     assert "BurstAttention" in table
 
+    assert (checkout.folder / "results/test/preflight.json").exists()
     (world,) = checkout.worlds()  # one world measured them all
     hosts = {rank: at.host for rank, at in progress.ranks(world, 8).items()}
     assert hosts == {rank: f"node{rank // 2}" for rank in range(8)}
@@ -58,8 +59,9 @@ def test_thirty_two_ranks_and_what_slurm_says_of_them(checkout: Checkout) -> Non
     (promised,) = re.findall(r"one job: +sbatch (.*)", checkout.log())
     checkout.run("--verbose")
     (called,) = re.findall(r"sbatch call: sbatch (.*)", checkout.log())
-    told = [word for word in promised.split() if re.match("--(nodes|ntasks|gpus|cpus|exclusive)", word)]
-    assert len(told) == 6
+    geometry = "--(nodes|ntasks|gpus|cpus|exclusive|requeue)"
+    told = [word for word in promised.split() if re.match(geometry, word)]
+    assert len(told) == 7
     assert [word for word in told if word not in called.split()] == []
 
     statuses = {row: found.status.value for row, found in checkout.rows().items()}
@@ -83,6 +85,9 @@ def test_thirty_two_ranks_and_what_slurm_says_of_them(checkout: Checkout) -> Non
 
 
 def test_a_single_node_job_needs_no_mpi(checkout: Checkout) -> None:
+    said = checkout.ringmark("doctor", "--cluster", "cluster.yaml")
+    assert "ok       partition gpu: 4 nodes can be used" in said
+    assert "missing" not in said
     checkout.write_config(["ring"], mesh={"nodes": 1, "gpus": 2}, max_iterations=3)
     checkout.run()
     assert set(checkout.statuses().values()) == {"passed"}
