@@ -37,6 +37,7 @@ class Collected:
     campaign: Campaign
     rows: list[CellRow]
     environments: dict[str, dict[str, Any]]
+    notes: tuple[str, ...] = ()  # what the check found worth knowing
 
 
 def collect(campaign: Campaign) -> Collected:
@@ -59,7 +60,7 @@ def checked(campaign: Campaign) -> Collected:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         told = f"{problems[0]}{more}; see 'ringmark check {campaign.name}'"
         raise UserError(f"campaign {campaign.name} does not pass: {told}")
-    return _collected(campaign, parts)
+    return replace(_collected(campaign, parts), notes=tuple(map(str, findings)))
 
 
 @dataclass

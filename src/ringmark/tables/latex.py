@@ -79,11 +79,18 @@ def _header(table: Table) -> list[str]:
     return heads
 
 
+def _word(entry: Entry, wide: bool) -> str:
+    """A word in the place of a number: over both of its columns, or in the braces that siunitx asks for."""
+    raised = rf"\textsuperscript{{{','.join(map(str, entry.marks))}}}" if entry.marks else ""
+    text = escape(entry.text) + raised
+    return rf"\multicolumn{{2}}{{c}}{{{text}}}" if wide else f"{{{text}}}"
+
+
 def _cells(entry: Entry, wide: bool) -> list[str]:
     if entry.is_number and re.fullmatch(r"-?\d+(\.\d+)?", entry.text):
         number = rf"\bfseries {entry.text}" if entry.best else entry.text
     else:
-        number = f"{{{escape(entry.text)}}}"
+        return [_word(entry, wide)]
     if not wide:
         return [number]
     beside = " ".join(escape(part) for part in (entry.interval, entry.extra) if part)
