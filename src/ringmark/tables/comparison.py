@@ -23,7 +23,7 @@ def time_ms(p: Point) -> Span | None:
 def rates(group: Group, phase: str) -> Table:
     """TFLOP/s per GPU with its interval, and the fraction of the bound."""
     with_fraction = phase != "bwd"
-    fraction = ", fraction of the bound" if with_fraction else ""
+    fraction = f", fraction of {'its own kernel' if group.open else 'the bound'}" if with_fraction else ""
     title = f"{PHASE_TITLES[phase]}: TFLOP/s per GPU [95% interval]{fraction}"
     return _spans(group, phase, "tflops", title, rate, more_is_better=True, with_fraction=with_fraction)
 

@@ -23,15 +23,24 @@ def machine(environments: Mapping[str, Mapping[str, Any]], rows: Sequence[CellRo
     found: dict[str, list[str]] = {}
     for environment in environments.values():
         for name, value in _of_environment(environment):
-            known = found.setdefault(name, [])
-            if value not in known:
-                known.append(value)
-    facts = [(name, "; ".join(values)) for name, values in found.items()]
+            found.setdefault(name, []).append(value)
+    facts = [(name, _joined(name, values, len(environments))) for name, values in found.items()]
     for name, field in (("device", "device"), ("backend", "backend")):
         values = sorted({str(getattr(row, field)) for row in rows if getattr(row, field)})
         if values:
             facts.append((name, "; ".join(values)))
     return facts
+
+
+def _joined(name: str, values: list[str], environments: int) -> str:
+    """One value of all environments, or each; of a list's parts those that are not everywhere say so."""
+    if name not in ("libraries", "variables"):
+        return "; ".join(dict.fromkeys(values))
+    counts = Counter(part for value in values for part in value.split(", "))
+    return ", ".join(
+        part if count == environments else f"{part} (in {count} of {environments} environments)"
+        for part, count in sorted(counts.items())
+    )
 
 
 def _of_environment(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -119,28 +128,32 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 def what_ran(rows: Iterable[CellRow]) -> tuple[tuple[str, ...], list[list[str]]]:
     """Per method row: the implementation, the kernel behind what was asked, layout, transport, settings."""
     header = ("row", "implementation", "kernel ran", "layout", "transport", "opt_bwd", "deterministic")
-    seen: dict[tuple[str, ...], set[str]] = {}
+    seen: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:
         if row.kernel_ran is None:
             continue
         kernel = f"{row.kernel_ran} {row.kernel_version or ''}".strip()
         flags = (_yes_no(row.opt_bwd), _yes_no(row.deterministic))
         ran = (row.row, row.implementation or "", kernel, row.layout or "", row.transport or "", *flags)
-        seen.setdefault(ran, set()).add(_settings(row.settings))
-    lines = [[*ran, " or ".join(sorted(settings))] for ran, settings in sorted(seen.items())]
-    return (*header, "settings"), lines
+        settings = json.loads(row.settings or "{}")
+        if settings not in seen.setdefault(ran, []):
+            seen[ran].append(settings)
+    return (*header, "settings"), [[*ran, _settings(found)] for ran, found in sorted(seen.items())]
 
 
 def _yes_no(value: bool | None) -> str:
     return "does not apply" if value is None else ("yes" if value else "no")
 
 
-def _settings(text: str | None) -> str:
-    """A method's settings as name=value, its overrides among them."""
-    settings = json.loads(text or "{}")
-    if not settings:
-        return "none"
-    return ", ".join(f"{key}={json.dumps(value).strip(chr(34))}" for key, value in sorted(settings.items()))
+def _settings(found: list[dict[str, Any]]) -> str:
+    """A method's settings as name=value, its overrides among them; what differed by cell has each value."""
+    values: dict[str, list[str]] = {}
+    for settings in found:
+        for name, value in settings.items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            if text not in values.setdefault(name, []):
+                values[name].append(text)
+    return ", ".join(f"{name}={' or '.join(texts)}" for name, texts in sorted(values.items())) or "none"
 
 
 def summary(collected: Collected) -> str:

@@ -1,6 +1,6 @@
 """A group: the cells that may stand in one table: one shape, one mesh, one kernel asked for.
 
-A closed group ran one kernel in one version on one device for every row. An open group takes each method's
+A closed group ran one kernel on one kind of device for every row. An open group takes each method's
 best kernel and settings, and says which.
 """
 
@@ -59,8 +59,12 @@ class Group:
         return [row for row in folded.values() if row.passed]
 
     @property
-    def kernels_ran(self) -> list[str]:
-        return sorted({f"{row.kernel_ran} {row.kernel_version}" for row in self.passed_rows})
+    def kernels_ran(self) -> dict[str, list[str]]:
+        """The kernels that ran, with their versions: a peer may bring its own build of the same kernel."""
+        versions: dict[str, set[str]] = defaultdict(set)
+        for row in self.passed_rows:
+            versions[str(row.kernel_ran)].add(str(row.kernel_version))
+        return {kernel: sorted(found) for kernel, found in sorted(versions.items())}
 
     @property
     def closed(self) -> bool:

@@ -36,8 +36,9 @@ def headline(campaign: str, found: list[Group]) -> Headline | None:
 
 
 def _sentence(group: Group) -> str:
-    """The fastest method at the longest length that any passed, in absolute terms and relative ones."""
-    for seqlen in reversed(group.seqlens_global):
+    """The fastest method at the longest length that has a base to hold it against, else at the longest."""
+    lengths = list(reversed(group.seqlens_global))
+    for seqlen in [*(length for length in lengths if _base(group, length)), *lengths]:
         timed = [
             (point, line)
             for line in group.lines

@@ -110,11 +110,11 @@ def group_title(group: Group) -> str:
 
 def kind(group: Group) -> str:
     """Whether the rows may be held against each other, and why."""
-    ran = ", ".join(group.kernels_ran) or "none"
+    ran = ", ".join(f"{kernel} ({'; '.join(found)})" for kernel, found in group.kernels_ran.items()) or "none"
     if group.open:
         return f"Open: each method with its fastest kernel and settings, named in the notes. What ran: {ran}."
     if group.closed:
-        return f"Closed: every row ran the kernel {ran}, in one dtype, on one kind of device."
+        return f"Closed: every row ran the kernel {ran}, on one kind of device."
     if not group.kernels_ran:
         return "Nothing passed here."
     return f"Not closed: the rows did not all run one kernel on one kind of device ({ran})."
