@@ -117,7 +117,7 @@ def iteration(cell: Cell, method: Method, problem: problems.Problem) -> Callable
             tensor.grad = None
         out = method.forward(problem.q, problem.k, problem.v)
         if cell.phase == "fwd_bwd":
-            out.backward(problem.dout)
+            torch.autograd.backward(out, problem.dout)
 
     return body
 

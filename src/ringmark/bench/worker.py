@@ -91,8 +91,10 @@ def classify(error: Exception) -> tuple[Status, str, str, bool]:
     if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or "can't allocate memory" in text:
         return Status.OOM, reason, detail, False
     # gloo and NCCL say in these words that the other end went away: another rank's failure is the cause.
-    gone = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "connection was closed")
-    gone += ("remote process exited", "Socket closed", "recvValue failed", "sendBytes failed")
+    gone = [
+        *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "connection was closed"),
+        *("remote process exited", "Socket closed", "recvValue failed", "sendBytes failed"),
+    ]
     return Status.CRASHED, reason, detail, any(words in text for words in gone)
 
 

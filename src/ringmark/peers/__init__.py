@@ -18,6 +18,5 @@ def load(name: str) -> type[Method]:
     """The adapter class of a peer by its name. Importing an adapter never imports the peer's library."""
     if name not in names():
         raise UserError(f"there is no peer {name!r}: {nearest(name, names())}")
-    found = importlib.import_module(f"{__name__}.{name}").Method
-    assert issubclass(found, Method)
+    found: type[Method] = importlib.import_module(f"{__name__}.{name}").Method
     return found

@@ -124,7 +124,7 @@ def _flash2_version() -> str:
 
 
 def _cudnn_version() -> str:
-    return f"cuDNN {torch.backends.cudnn.version()}"
+    return f"cuDNN {torch.backends.cudnn.version()}"  # type: ignore[no-untyped-call]
 
 
 _KERNEL_VERSIONS: dict[str, Callable[[], str]] = {
