@@ -46,7 +46,7 @@ def _cell(method: str, mesh: Mesh, seqlen: int = LONG, shape: Shape = FP32, phas
     return Cell(method, seqlen, shape, phase, MeshShape(mesh.nodes, mesh.gpus), "reference")
 
 
-# Bugs in what a rank returns: method, where, what becomes of (out, lse) or (dq, dk, dv), what betrays it, rank.
+# Bugs in what a rank returns: method, where, what becomes of (out, lse) or (dq, dk, dv), what tells it, rank.
 
 
 def _on(rank: int, change: Callable[[Tensors], None]) -> Callable[[Mesh, Tensors], None]:

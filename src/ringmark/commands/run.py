@@ -12,7 +12,7 @@ from ringmark import config as configs
 from ringmark import cost, fabric, record, supervise
 from ringmark import job as jobs
 from ringmark.catalog import native_names, peer_names
-from ringmark.cell import DTYPES, PHASES, Cell, MeshShape, Shape, parse_option, parse_row
+from ringmark.cell import DTYPES, PHASES, Cell, Dtype, MeshShape, Shape, parse_option, parse_row
 from ringmark.errors import UserError, nearest
 from ringmark.record import Asked, Record, Status
 from ringmark.row import headline_row
@@ -103,7 +103,7 @@ def cell_of(args: argparse.Namespace, gpus: int) -> Cell:
         raise UserError(
             f"mesh {mesh} needs {mesh.world_size} GPUs, {gpus} are visible: choose a smaller mesh"
         )
-    dtype = args.dtype or ("bf16" if gpus else "fp32")
+    dtype: Dtype = args.dtype or ("bf16" if gpus else "fp32")
     try:
         shape = Shape(args.batch, args.heads, args.kv_heads or args.heads, args.head_dim, dtype, args.mask)
         return Cell(method, args.seqlen, shape, args.phase, mesh, args.kernel, options)
