@@ -82,6 +82,7 @@ def _measured(mesh: Mesh, folder: Path) -> dict[str, Any]:
     told["again"] = preflight.once(mesh, path)
     told["kept"] = path.read_text() == written
     found = json.loads(written)
+    preflight.gather.barrier(mesh)  # every rank has looked before the file changes
     if mesh.rank == 0:
         path.write_text(json.dumps({**found, "complaints": ["rank 1 multiplies slowly", "and copies so"]}))
     preflight.gather.barrier(mesh)
