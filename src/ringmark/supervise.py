@@ -49,7 +49,7 @@ def run(job: jobs.Job, job_file: Path, say: Say = print) -> list[Record]:
                 say(f"{error}; once more")
                 continue
             finished = len(todo) - len(job.pending())
-            if end is not None:
+            if end is not None and not job.items[end.item].done():
                 blame(job, end)
                 clock.finished(job.items[end.item])
             fruitless = 0 if finished or end is not None else fruitless + 1
@@ -78,6 +78,7 @@ class World:
         self.folder = Path(job.folder, self.run_id)
         self.folder.mkdir(parents=True)
         self.log = self.folder / "log.txt"
+        self.told: set[int] = set()  # items whose record was seen
         progress.supervise(self.folder)
         command = site.command(job_file, items, self.run_id)
         with open(self.log, "wb") as log:
@@ -92,7 +93,7 @@ class World:
 
     def watch(self) -> End | None:
         """Wait for the end of the world; None when every item got its record."""
-        current, since, told = -1, time.monotonic(), set[int]()
+        current, since = -1, time.monotonic()
         try:
             while self.process.poll() is None:
                 progress.supervise(self.folder)
@@ -100,7 +101,7 @@ class World:
                 item = max((at.item for at in where.values()), default=-1)
                 if item != current:
                     current, since = item, time.monotonic()
-                    self.tell_finished(told)
+                    self.tell_finished()
                 limit = self.job.start_limit_s if current < 0 else self.job.cell_limit_s
                 if time.monotonic() - since > limit:
                     self.check_allocation()
@@ -109,7 +110,7 @@ class World:
                 time.sleep(POLL_SHARED_S if self.site.hosts else POLL_S)
         finally:
             self.kill()
-        self.tell_finished(told)
+        self.tell_finished()
         if self.process.returncode == 0:
             return None
         self.check_allocation()
@@ -127,15 +128,23 @@ class World:
                 "run again, what is measured is kept"
             )
 
-    def tell_finished(self, told: set[int]) -> None:
+    def tell_finished(self) -> None:
         """Say which cells got their record since the last look."""
         for index in self.items:
-            if index not in told and self.job.items[index].done():
-                told.add(index)
+            if index not in self.told and self.job.items[index].done():
+                self.told.add(index)
                 self.clock.finished(self.job.items[index])
 
-    def current_item(self) -> int:
-        """The item that the world was at: the first of its items that has no record."""
+    def struck_item(self, failure: Failure, where: dict[int, progress.Progress]) -> int:
+        """The item that the world was at: where the rank to blame was, else the first without a record.
+
+        A rank that ends after its item's record was written spoils no measurement: that item is then told,
+        has its record, and nobody is blamed; the next one, not begun, is measured by the next world.
+        """
+        rank = where.get(failure.rank) if failure.rank is not None else None
+        at = rank.item if rank is not None else max(one.item for one in where.values())
+        if at in self.items and self.job.items[at].done():
+            return at
         return next((index for index in self.items if not self.job.items[index].done()), self.items[-1])
 
     def end(self, verdict: tuple[Status, Failure], where: dict[int, progress.Progress]) -> End:
@@ -146,7 +155,8 @@ class World:
             raise NotStartedError(
                 f"the ranks did not start: {failure.reason}: {words[-1] if words else 'no log'}"
             )
-        return End(self.current_item(), status, failure, self.run_id)
+        self.tell_finished()
+        return End(self.struck_item(failure, where), status, failure, self.run_id)
 
     def tail(self) -> str:
         return self.log.read_text(errors="replace")[-2000:]
