@@ -49,6 +49,10 @@ for index in map(int, sys.argv[2].split(",")):
         sys.exit(7)
     found = Record(item.cell, item.asked, Status.UNSUPPORTED, job.campaign, failure=Failure("measured"))
     record.write(found, Path(item.out))
+    if act == "late":
+        sys.exit(7)
+    if act == "late_hang":
+        time.sleep(60)
 """
 
 
@@ -122,6 +126,16 @@ def test_every_way_to_fail_costs_its_own_cell(tmp_path: Path, site: list[FakeSit
     assert not running(tmp_path)
     assert supervise.run(job, path, said.append) == found  # again: nothing is measured twice
     assert len([one for one in Path(job.folder).iterdir() if one.is_dir()]) == 5
+
+
+def test_who_ends_after_its_record_costs_nobody(tmp_path: Path, site: list[FakeSite]) -> None:
+    """The cell has its record, and the next one was not begun: a new world measures that."""
+    job, path = job_of(tmp_path, "late", "fine", "late_hang", "fine", cell_limit_s=1.5)
+    said: list[str] = []
+    found = supervise.run(job, path, said.append)
+    assert [one.failure.reason for one in found if one.failure] == ["measured"] * 4
+    assert [line.split()[0] for line in said if line.startswith("[")] == [f"[{n}/4]" for n in range(1, 5)]
+    assert len([one for one in Path(job.folder).iterdir() if one.is_dir()]) == 3
 
 
 def test_an_allocation_that_ends_is_no_cells_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
