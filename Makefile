@@ -10,7 +10,7 @@ CORES ?= 1
 VENV := .venv
 TABLES_VENV := .venv-tables
 BIN := $(VENV)/bin
-PIP := -m pip install --quiet --disable-pip-version-check
+PIP := -m pip install -qq --disable-pip-version-check
 # A venv that exists is enough for the tables too.
 TABLES_PYTHON = $(if $(wildcard $(BIN)/ringmark),$(BIN)/python,$(TABLES_VENV)/bin/python)
 
