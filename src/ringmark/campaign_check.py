@@ -77,14 +77,7 @@ def timing(one: Record) -> Iterator[str]:
         for sentence in _series(one, series):
             yield f"{protocol}: {sentence}"
     cell = one.cell
-    total = flops.attention_flops(
-        batch=cell.shape.batch,
-        seqlen_global=cell.seqlen_global,
-        num_heads_q=cell.shape.num_heads_q,
-        head_dim=cell.shape.head_dim,
-        causal=cell.shape.causal,
-        phase=cell.phase,
-    )
+    total = flops.cell_flops(cell)
     rate = flops.tflops_per_gpu(total, one.timing.headline.summary.median, cell.world_size)
     yield from _differs("tflops_per_gpu", one.timing.tflops_per_gpu, rate)
     for name in ("first_call_ms", "floor_ms"):

@@ -18,14 +18,7 @@ def assumed_tflops(config: Config) -> float:
 
 def cell_seconds(cell: Cell, measure: Measure, tflops_per_gpu: float) -> float:
     """About how long one cell takes: warm-up, first call, check and the iterations of each protocol."""
-    total = flops.attention_flops(
-        batch=cell.shape.batch,
-        seqlen_global=cell.seqlen_global,
-        num_heads_q=cell.shape.num_heads_q,
-        head_dim=cell.shape.head_dim,
-        causal=cell.shape.causal,
-        phase=cell.phase,
-    )
+    total = flops.cell_flops(cell)
     one = total / cell.world_size / (tflops_per_gpu * 1e12)
     timed = min(max(measure.min_iterations * one, 0.0), measure.time_limit_s) * len(measure.protocols)
     return CELL_S + (measure.warmup + 3) * one + timed

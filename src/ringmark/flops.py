@@ -14,6 +14,8 @@ from typing import Any
 
 import yaml
 
+from ringmark.cell import Cell
+
 FACTOR = {"fwd": 1.0, "bwd": 2.5, "fwd_bwd": 3.5}
 FORMULA = "F = 4 b S² h d, halved when causal; backward 2.5 F, forward + backward 3.5 F; per GPU: F / N"
 
@@ -24,6 +26,18 @@ def attention_flops(
     """Floating-point operations of one iteration, over all ranks."""
     forward = 4.0 * batch * float(seqlen_global) ** 2 * num_heads_q * head_dim
     return forward * (0.5 if causal else 1.0) * FACTOR[phase]
+
+
+def cell_flops(cell: Cell) -> float:
+    """Floating-point operations of one iteration of a cell, over all ranks."""
+    return attention_flops(
+        batch=cell.shape.batch,
+        seqlen_global=cell.seqlen_global,
+        num_heads_q=cell.shape.num_heads_q,
+        head_dim=cell.shape.head_dim,
+        causal=cell.shape.causal,
+        phase=cell.phase,
+    )
 
 
 def tflops_per_gpu(flops: float, time_ms: float, world_size: int) -> float:

@@ -133,14 +133,7 @@ def time_cell(
     counts = torch.tensor(sent, dtype=torch.int64, device=mesh.device)
     dist.all_reduce(counts, op=dist.ReduceOp.MAX)
     headline = series["isolated"] if "isolated" in series else next(iter(series.values()))
-    total = flops.attention_flops(
-        batch=cell.shape.batch,
-        seqlen_global=cell.seqlen_global,
-        num_heads_q=cell.shape.num_heads_q,
-        head_dim=cell.shape.head_dim,
-        causal=cell.shape.causal,
-        phase=cell.phase,
-    )
+    total = flops.cell_flops(cell)
     rate = flops.tflops_per_gpu(total, headline.summary.median, cell.world_size)
     timing = Timing(first_call_ms=first, floor_ms=timer.floor_ms(mesh), series=series, tflops_per_gpu=rate)
     return timing, (int(counts[0]), int(counts[1]))
