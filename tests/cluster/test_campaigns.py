@@ -7,6 +7,7 @@ import re
 
 import pytest
 from campaign import SHAPE, Checkout
+from slurm import wait_for
 
 from ringmark.bench import progress
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.cluster
 
 def test_the_local_grid_on_four_nodes_becomes_tables(checkout: Checkout) -> None:
     native = ["native", "usp+placement=ring_first", "burst+layout=striped", "burst+opt_bwd=false"]
-    quick = {"max_iterations": 3, "phases": ["fwd", "fwd_bwd"], "preflight": True}
+    quick = {"max_iterations": 3, "phases": ["fwd", "fwd_bwd"], "preflight": True, "cells_per_job": 64}
     checkout.write_config(
         native, seqlen_global=[256, 512], shapes=[SHAPE | {"num_heads_q": 8, "num_heads_kv": 8}], **quick
     )
@@ -57,7 +58,9 @@ def test_thirty_two_ranks_and_what_slurm_says_of_them(checkout: Checkout) -> Non
     # What is printed before anything is submitted is what is submitted.
     checkout.run("-n")
     (promised,) = re.findall(r"one job: +sbatch (.*)", checkout.log())
-    checkout.run("--verbose")
+    driver = checkout.start("--verbose")
+    running = allocated(checkout)
+    assert driver.wait(300) == 0, checkout.log()
     (called,) = re.findall(r"sbatch call: sbatch (.*)", checkout.log())
     geometry = "--(nodes|ntasks|gpus|cpus|exclusive|requeue)"
     told = [word for word in promised.split() if re.match(geometry, word)]
@@ -74,7 +77,9 @@ def test_thirty_two_ranks_and_what_slurm_says_of_them(checkout: Checkout) -> Non
     (job,) = checkout.slurm_jobs()
     assert job["JobState"] == "COMPLETED"
     assert (job["NumNodes"], job["NumTasks"], job["NodeList"]) == ("4", "4", "node[0-3]")
-    assert job["GRES"].startswith("gpu:none:8(")  # on each node
+    assert running["GRES"] == "gpu:none:8(IDX:0-7)"  # on each node, while it ran
+    nodes = checkout.rows()["burst"].environment["nodes"]
+    assert [node["variables"]["CUDA_VISIBLE_DEVICES"] for node in nodes] == ["0,1,2,3,4,5,6,7"] * 4
     assert job["TresPerNode"].endswith("gpu:8")
     assert job["NtasksPerN:B:S:C"].startswith("1:")
     (world,) = checkout.worlds()
@@ -89,8 +94,19 @@ def test_a_single_node_job_needs_no_mpi(checkout: Checkout) -> None:
     assert "ok       partition gpu: 4 nodes can be used" in said
     assert "missing" not in said
     checkout.write_config(["ring"], mesh={"nodes": 1, "gpus": 2}, max_iterations=3)
-    checkout.run()
+    driver = checkout.start()
+    running = allocated(checkout)
+    assert driver.wait(300) == 0, checkout.log()
     assert set(checkout.statuses().values()) == {"passed"}
-    (job,) = checkout.slurm_jobs()
-    assert (job["NumNodes"], job["NumTasks"]) == ("1", "1")
-    assert job["GRES"].startswith("gpu:none:2(")
+    assert (running["NumNodes"], running["NumTasks"]) == ("1", "1")
+    assert running["GRES"] == "gpu:none:2(IDX:0-1)"
+
+
+def allocated(checkout: Checkout) -> dict[str, str]:
+    """What Slurm says of the checkout's job while it runs: only then does it name the devices."""
+
+    def running() -> bool:
+        return [one["JobState"] for one in checkout.slurm_jobs()] == ["RUNNING"]
+
+    wait_for(running, "the job to run", 60)
+    return checkout.slurm_jobs()[0]

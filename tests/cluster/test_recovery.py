@@ -59,17 +59,17 @@ def test_a_method_that_fails_on_one_node_costs_its_own_cell(checkout: Checkout) 
     broken = """
 import os
 if os.environ.get("RANK") == "2":
-    from ringmark.methods import zigzag
+    from ringmark.methods import stripe
     def attend(self, q, k, v, scale):
         raise RuntimeError("the library of this node is broken")
-    zigzag.Method.attend = attend
+    stripe.Method.attend = attend
 """
     (checkout.folder / "sitecustomize.py").write_text(broken)
     checkout.variables["PYTHONPATH"] = str(checkout.folder)
-    checkout.write_config(["ring", "zigzag", "burst"], max_iterations=3)
+    checkout.write_config(["ring", "stripe"], max_iterations=3)
     checkout.run()
-    assert checkout.statuses() == dict.fromkeys(ALL, "passed") | {"zigzag": "crashed"}
-    failure = checkout.records()["zigzag"].failure
+    assert checkout.statuses() == {"single": "passed", "ring": "passed", "stripe": "crashed"}
+    failure = checkout.records()["stripe"].failure
     assert failure is not None
     assert (failure.reason, failure.rank) == ("RuntimeError: the library of this node is broken", 2)
     assert "crashed" in (checkout.folder / "paper_tables/test.md").read_text()
