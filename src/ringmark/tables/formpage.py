@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from ringmark.tables.forms import form_table, texts
 from ringmark.tables.group import Group, Line
+from ringmark.tables.numbers import fixed
 from ringmark.tables.page import group_title
+from ringmark.tables.profiles import kernel_shares
 from ringmark.tables.runs import has_degrees, runs
 from ringmark.tables.table import Entry, Table, word
 
@@ -22,6 +24,7 @@ class FormLine:
     sp_log: Table
     burst_runs: list[dict[str, str]]
     burst_missing: list[str]  # that tool prints nothing of a run that fails
+    report: dict[str, str] | None  # of the longest cell that passed both phases
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,32 @@ def _form_line(group: Group, line: Line) -> FormLine:
         if run not in whole
     ]
     tables = table("evaluation"), table("log"), table("sp_log")
-    return FormLine(line.label, line.method, *tables, whole, missing)
+    return FormLine(line.label, line.method, *tables, whole, missing, _report(group, line))
+
+
+def _report(group: Group, line: Line) -> dict[str, str] | None:
+    """The configuration and performance of one cell; the kernels' shares where it was profiled."""
+    passed = [
+        seqlen
+        for seqlen in group.seqlens_global
+        if all((p := line.points.get((phase, seqlen))) and p.passed for phase in ("fwd", "fwd_bwd"))
+    ]
+    if not passed:
+        return None
+    longest = max(passed)
+    run = next(run for run in runs(group, line, "log") if run["seqlen_global"] == str(longest))
+    shares = kernel_shares(line.points[("fwd_bwd", longest)])
+    row = group.sample
+    return {
+        **texts("log", run),
+        "num_heads_q": str(row.num_heads_q),
+        "num_heads_kv": str(row.num_heads_kv),
+        "head_dim": str(row.head_dim),
+        "mask": row.mask,
+        "world_size": str(row.world_size),
+        "attention_percent": fixed(100 * shares["attention"], 2) if shares else "",
+        "send_recv_percent": fixed(100 * shares["send_recv"], 2) if shares else "",
+    }
 
 
 def _word_of(text: str) -> str:
