@@ -21,19 +21,14 @@ def run(args: argparse.Namespace) -> int:
         method = methods.load(name)()
         options = ", ".join(f"{key}={value}" for key, value in method.default_options.items())
         print(f"  {name:<14} {method.label}")
-        print(f"  {'':<14} layout {method.layout}; {_moves(method, mesh)}")
+        print(f"  {'':<14} layout {method.layout}; {method.moves(mesh)}")
         if options:
             print(f"  {'':<14} options {options}")
     print("peers (other people's implementations, timed by the same worker)")
     for name in peers.names():
         peer = peers.load(name)()
-        print(f"  {name:<22} {peer.label}: {peer.unavailable() or 'available'}")
-    print("kernels (fastest first; 'auto' takes the first that fits)")
+        print(f"  {name:<22} {peer.label}: {peer.unavailable() or f'available, {peer.implementation}'}")
+    print("kernels ('auto' takes the fastest that fits)")
     for name, reason in kernels.availability().items():
-        print(f"  {name:<14} {reason or 'available'}")
+        print(f"  {name:<14} {reason or f'available, {kernels.load(name).version()}'}")
     return 0
-
-
-def _moves(method: object, mesh: object) -> str:
-    moves = getattr(method, "moves", None)
-    return moves(mesh) if moves else "moves: see docs/methods.md"

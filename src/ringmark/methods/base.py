@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ringmark.cell import Cell, OptionValue
+from ringmark.cell import Cell, MeshShape, OptionValue
 from ringmark.comm.mesh import Mesh
 from ringmark.errors import UserError, nearest
 from ringmark.kernels.base import Kernel
@@ -46,6 +46,10 @@ class Method:
     def layout_on(self, gpus: int, world_size: int) -> str:
         """How tokens are dealt on such a mesh; after setup, `layout` says the same."""
         return self.layout
+
+    def moves(self, mesh: MeshShape) -> str:
+        """What a rank sends in an iteration on such a mesh, in words, for `ringmark methods`."""
+        return "what moves is its library's own business"
 
     def settings(self) -> dict[str, Any]:
         """What a reader of the record should know of how it ran: options, wires, library versions."""

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import torch
 
 from ringmark import layout
-from ringmark.cell import Cell, OptionValue
+from ringmark.cell import Cell, MeshShape, OptionValue
 from ringmark.comm import all_to_all
 from ringmark.comm.all_to_all import HeadExchange, Pending
 from ringmark.comm.mesh import Mesh
@@ -53,6 +53,12 @@ class Method(base.Method):
     def team_size(self, gpus: int, world_size: int) -> int:
         """How many ranks deal their heads among each other."""
         return world_size
+
+    def moves(self, mesh: MeshShape) -> str:
+        """Q, K, V go and O comes back; in the backward dO goes and dQ, dK, dV come back."""
+        team = self.team_size(mesh.gpus, mesh.world_size)
+        each = 4 * (team - 1) / team
+        return f"all-to-all over {team}: {each:.3g}T forward and {each:.3g}T backward"
 
     def setup(self, mesh: Mesh, kernel: Kernel, *, causal: bool, scale: float | None = None) -> None:
         super().setup(mesh, kernel, causal=causal, scale=scale)

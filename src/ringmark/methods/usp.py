@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ringmark import layout
-from ringmark.cell import Cell, OptionValue
+from ringmark.cell import Cell, MeshShape, OptionValue
 from ringmark.comm.all_to_all import HeadExchange
 from ringmark.comm.homeward import WIRES
 from ringmark.comm.line import line
@@ -67,6 +67,16 @@ class Method(ulysses.Method):
             return f"wire is {self.options['wire']}: choose one of {', '.join(WIRES)}"
         return super().unsupported(cell)
 
+    def moves(self, mesh: MeshShape) -> str:
+        """The all-to-all inside a team, and the ring through the teams with a team's heads of each block."""
+        ring = mesh.world_size // self.team_size(mesh.gpus, mesh.world_size)
+        rows = MeshShape(ring, 1) if self.head_first else MeshShape(1, ring)
+        return f"{super().moves(mesh)}; ring of {ring}: {self.ring_method().moves(rows)}"
+
+    def ring_method(self) -> double_ring.Method:
+        """The ring in the middle."""
+        return double_ring.Method(wire=self.options["wire"])
+
     def setup(self, mesh: Mesh, kernel: Kernel, *, causal: bool, scale: float | None = None) -> None:
         base.Method.setup(self, mesh, kernel, causal=causal, scale=scale)
         team = self.team_size(mesh.gpus, mesh.world_size)
@@ -76,7 +86,7 @@ class Method(ulysses.Method):
         heads_axis: Axis = "intra" if self.head_first else "inter"
         ring_axis: Axis = "inter" if self.head_first else "intra"
         self.team = HeadExchange(seen, heads_axis, "heads")
-        self.inner = single.Method() if ring == 1 else double_ring.Method(wire=self.options["wire"])
+        self.inner = single.Method() if ring == 1 else self.ring_method()
         self.inner.setup(line(seen, ring_axis), kernel, causal=causal, scale=scale)
 
     def settings(self) -> dict[str, Any]:
