@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from ringmark import cli
+from ringmark import cli, record
 
 RUN = ["run", "--method", "ring", "--seqlen", "64", "--heads", "2", "--head-dim", "16", "--device", "cpu"]
 
@@ -73,3 +74,37 @@ def test_docs_name_no_machine() -> None:
         text = path.read_text(encoding="utf-8")
         assert "/work/" not in text, path
         assert "/root/" not in text, path
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--method", "zigzag", "--seqlen", "1001", "--heads", "2"], "take 1000 or 1004"),
+        (["--method", "ulysses", "--seqlen", "64", "--heads", "3"], "3 heads cannot be dealt to 2 ranks"),
+    ],
+)
+def test_a_cell_that_cannot_be_is_a_mistake_and_keeps_its_record(
+    argv: list[str], says: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "r.json"
+    argv += ["--head-dim", "16", "--mesh", "1x2", "--device", "cpu", "--no-bound", "--out", str(out)]
+    assert cli.main(["run", *argv]) == 2
+    assert capfd.readouterr().err.strip().splitlines()[-1].startswith("ringmark: ")
+    assert says in json.loads(out.read_text())["failure"]["reason"]
+
+
+def test_run_prints_one_row_beside_its_bound_and_writes_both(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "r.json"
+    shape = ["--seqlen", "128", "--heads", "2", "--head-dim", "16", "--mesh", "1x2", "--device", "cpu"]
+    assert cli.main(["run", "--method", "ring", *shape, "--iters", "6", "--out", str(out)]) == 0
+    row = capfd.readouterr().out.strip().splitlines()[-1].split()
+    found = record.read(out)
+    assert found.timing is not None
+    bound = record.read(out.with_suffix(".bound.json"))
+    assert bound.timing is not None
+    assert row[:5] == ["ring", "128", "1x2", "reference", "fwd_bwd"]
+    medians = [one.timing.headline.summary.median for one in (found, bound) if one.timing]
+    assert float(row[5]) == pytest.approx(medians[0], abs=1e-3)
+    assert float(row[-3]) == pytest.approx(medians[1] / medians[0], abs=1e-3)

@@ -72,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="ringmark-") as folder:
         found, bound = measure(args, cell, bool(gpus), Path(folder))
         keep(args, found, bound, Path(folder))
+    if found.status in (Status.UNSUPPORTED, Status.UNAVAILABLE) and found.failure:
+        raise UserError(found.failure.reason)  # what was asked cannot be: a mistake, told in one sentence
     print(headline_row(found, bound))
     return 0 if found.status is Status.PASSED else 1
 
