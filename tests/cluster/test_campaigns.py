@@ -99,7 +99,9 @@ def test_a_single_node_job_needs_no_mpi(checkout: Checkout) -> None:
     assert driver.wait(300) == 0, checkout.log()
     assert set(checkout.statuses().values()) == {"passed"}
     assert (running["NumNodes"], running["NumTasks"]) == ("1", "1")
-    assert running["GRES"] == "gpu:none:2(IDX:0-1)"
+    assert running["TresPerNode"].endswith("gpu:2")  # asked for; exclusive gives all, the ranks' step has two
+    (node,) = checkout.records()["ring"].environment["nodes"]
+    assert node["variables"]["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
 def allocated(checkout: Checkout) -> dict[str, str]:
