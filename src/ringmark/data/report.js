@@ -22,7 +22,10 @@ function makeMeasured() {
 
 function makeFiltered(host, title, choices, header, rowsOf) {
   const body = el("div", {});
-  const draw = (chosen) => body.replaceChildren(wordsTable(header, rowsOf(chosen)));
+  const draw = (chosen) => {
+    const rows = rowsOf(chosen);
+    body.replaceChildren(rows.length ? wordsTable(header, rows) : el("p", { class: "quiet" }, "None."));
+  };
   host.append(el("div", { class: "filters" }, select(title, choices, choices[0][0], draw)), body);
   draw(choices[0][0]);
 }

@@ -13,7 +13,8 @@ function flat(value) {
 }
 
 function makeCompare(data) {
-  const state = { group: 0, phase: data.groups[0]?.phases[0], figure: "tflops", text: "", hidden: new Set() };
+  const open = data.groups.findIndex((group) => group.open); // the widest comparison first, where there is one
+  const state = { group: Math.max(open, 0), phase: data.groups[Math.max(open, 0)]?.phases[0], figure: "tflops", text: "", hidden: new Set() };
 
   function filters() {
     const group = data.groups[state.group];
