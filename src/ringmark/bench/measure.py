@@ -5,6 +5,7 @@ The order is the law of the product: the answer is checked at the measured size 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
@@ -68,16 +69,25 @@ def measure_cell(
         return Record(
             **base, status=Status.CRASHED, ran=ran, check=checked, failure=failure, environment=before
         )
+    around = {**before, "after": environment.state(mesh)}
     return Record(
         **base,
         status=Status.PASSED,
         ran=ran,
-        timing=timing,
+        timing=flagged(timing, [*before.get("preflight_flags", []), *environment.throttled(around)]),
         check=checked,
         memory=used,
         profile=profiled,
-        environment={**before, "after": environment.state(mesh)},
+        environment=around,
     )
+
+
+def flagged(timing: Timing, flags: list[str]) -> Timing:
+    """A timing whose every series carries what a reader must know of the machine while it ran."""
+    series: dict[Any, Series] = {
+        name: dataclasses.replace(one, flags=[*one.flags, *flags]) for name, one in timing.series.items()
+    }
+    return dataclasses.replace(timing, series=series)
 
 
 def prepare(cell: Cell, mesh: Mesh) -> tuple[Method | None, Kernel | None, Refusal | None]:

@@ -1,0 +1,35 @@
+"""One cell, measured: what is known of the machine reaches the record, and a rate above a peak is no result."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from make_records import make
+from ringmark.bench.measure import above_peak, flagged
+from ringmark.cell import Cell, MeshShape, Shape
+
+
+def _passed(device: str = "AMD EPYC"):
+    found = make(Cell("ring", 4096, Shape(dtype="bf16"), "fwd_bwd", MeshShape(1, 2)))
+    assert found.timing is not None
+    assert found.ran is not None
+    return found, found.timing, dataclasses.replace(found.ran, device=device)
+
+
+def test_flags_of_the_machine_mark_every_series() -> None:
+    _, timing, _ = _passed()
+    marked = flagged(timing, ["preflight_slow", "throttled:hw_slowdown:rank3"])
+    for name, series in marked.series.items():
+        assert series.flags == [*timing.series[name].flags, "preflight_slow", "throttled:hw_slowdown:rank3"]
+        assert series.samples_ms == timing.series[name].samples_ms
+    assert flagged(timing, []) == timing
+
+
+def test_a_rate_above_the_peak_is_a_bug_of_ours() -> None:
+    found, timing, ran = _passed("NVIDIA H200")
+    possible = dataclasses.replace(timing, tflops_per_gpu=700.0)
+    assert above_peak(possible, ran, found.cell) is None
+    impossible = dataclasses.replace(timing, tflops_per_gpu=1200.0)
+    assert "above the peak" in str(above_peak(impossible, ran, found.cell))
+    unknown = dataclasses.replace(ran, device="a device that nobody stated a peak of")
+    assert above_peak(impossible, unknown, found.cell) is None
