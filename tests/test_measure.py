@@ -1,4 +1,4 @@
-"""One cell, measured: what is known of the machine reaches the record, and a rate above a peak is no result."""
+"""One cell, measured: what is known of the machine reaches the record; above a peak there is no result."""
 
 from __future__ import annotations
 
