@@ -312,14 +312,13 @@ def test_the_reference_is_what_autograd_says(found: list[dict[str, Any]]) -> Non
         torch.testing.assert_close(torch.tensor(mine), torch.tensor(autograd), rtol=1e-12, atol=1e-12)
 
 
-def test_what_is_allowed_is_twice_the_kernel_and_what_a_method_says_it_rounds() -> None:
-    assert yardstick.allowed("out", 2.5e-3, "bf16", 0, 10**6) == 5.0e-3
-    assert yardstick.allowed("out", 1e-9, "fp32", 0, 10**6) == pytest.approx(64 * 2.0**-24)
-    on_the_wire = yardstick.allowed("dk", 2.5e-3, "bf16", 31, 10**6)
-    assert 5.0e-3 < on_the_wire < 1.7e-2
-    assert yardstick.allowed("out", 2.5e-3, "bf16", 31, 10**6) == 5.0e-3, "out is no sum that travels"
-    assert yardstick.allowed("dk", 2.5e-3, "bf16", 0, 1024) == pytest.approx(1.0e-2)
-    assert yardstick.allowed("dk", 1e-6, "fp32", 0, 64) == yardstick.allowed("dk", 1e-6, "fp32", 0, 10**6)
+def test_what_is_allowed_is_twice_the_kernel_whatever_a_method_says() -> None:
+    """A method cannot grade itself; a small problem is allowed more, in 16 bits only."""
+    assert yardstick.allowed(2.5e-3, "bf16", 10**6) == 5.0e-3
+    assert yardstick.allowed(1e-9, "fp32", 10**6) == pytest.approx(64 * 2.0**-24)
+    assert yardstick.allowed(2.5e-3, "bf16", 1024) == pytest.approx(1.0e-2)
+    assert yardstick.allowed(1e-6, "fp32", 64) == yardstick.allowed(1e-6, "fp32", 10**6)
+
 
 
 def test_one_gpu_is_checked_without_any_world() -> None:

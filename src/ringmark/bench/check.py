@@ -60,7 +60,7 @@ def check(cell: Cell, method: Method, kernel: Kernel, problem: Problem, mesh: Me
     problem.clear_grads()
     problem.restore_dout()
     gather.synchronize(mesh)
-    errors = _graded(method_errors, kernel_errors, cell, method, problem, index.numel(), mesh)
+    errors = _graded(method_errors, kernel_errors, cell, problem, index.numel(), mesh)
     check_ms = max(row[0] for row in gather.rows(mesh, [(time.perf_counter() - started) * 1e3]))
     return Check(errors, "float64" if wide is torch.float64 else "float32", check_ms)
 
@@ -69,13 +69,11 @@ def _graded(
     found: dict[str, compare.Worst],
     own: dict[str, compare.Worst],
     cell: Cell,
-    method: Method,
     problem: Problem,
     rows_checked: int,
     mesh: Mesh,
 ) -> dict[str, TensorError]:
     """What was found of each tensor beside what is allowed."""
-    roundings = int(method.settings().get("sum_roundings", 0))
     errors = {}
     for name, error in found.items():
         by_rows = name in ("out", "dq")
@@ -85,7 +83,7 @@ def _graded(
         errors[name] = TensorError(
             relative_error=error.relative_error,
             kernel_relative_error=kernel_error,
-            allowed=yardstick.allowed(name, kernel_error, cell.shape.dtype, roundings, elements),
+            allowed=yardstick.allowed(kernel_error, cell.shape.dtype, elements),
             rows_checked=rows_checked * mesh.world_size if by_rows else rows_total,
             rows_total=rows_total,
             worst_rank=error.rank,

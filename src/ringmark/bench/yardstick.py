@@ -30,25 +30,17 @@ KERNEL_FACTOR = 2.0
 #               this leaves room for five of them (partial results, their sum) on a kernel that rounds once
 ALLOWED_MIN = {"fp64": 64 * 2.0**-53, "fp32": 64 * 2.0**-24, "bf16": 2.0**-8, "fp16": 2.0**-11}
 
-# The root mean square error of one rounding, in units of roundoff, and that unit.
-ROUNDING = 0.42
-ROUNDOFF = {"fp64": 2.0**-53, "fp32": 2.0**-24, "bf16": 2.0**-8, "fp16": 2.0**-11}
-
-
 # A head of fewer numbers in all is too small for norms in 16 bits: one ill-conditioned row makes them.
 ELEMENTS_ENOUGH = 4096
 
 
-def allowed(name: str, own: float, dtype: str, sum_roundings: int, elements: int) -> float:
-    """What a tensor may be wrong by: twice the kernel's own error, and what the method says it rounds away.
+def allowed(own: float, dtype: str, elements: int) -> float:
+    """What a tensor may be wrong by: twice the kernel's own error, whatever the method does on the way.
 
-    A method whose sums travel in the cell's own dtype says on how many hops each is rounded: partial sums
-    grow evenly, so n roundings of them add up to sqrt(n / 2) of one rounding of the whole. A problem with few
-    `elements` in a head of all ranks is allowed more, as the root of how far it falls short.
+    With few `elements` in a head of all ranks more is allowed, as the root of how far they fall short.
     """
-    rounded = ROUNDING * ROUNDOFF[dtype] * math.sqrt(sum_roundings / 2) if name != "out" else 0.0
     few = math.sqrt(max(1.0, ELEMENTS_ENOUGH / elements)) if dtype in ("bf16", "fp16") else 1.0
-    return few * max(KERNEL_FACTOR * math.hypot(own, rounded), ALLOWED_MIN[dtype])
+    return few * max(KERNEL_FACTOR * own, ALLOWED_MIN[dtype])
 
 
 def on_whole(
