@@ -49,7 +49,7 @@ $(TABLES_VENV)/.made: envs/tables.lock pyproject.toml
 
 reproduce: env
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakemake --profile workflow/profiles/local --quiet rules
-	@echo; cat paper_tables/local.md; echo; echo 'The table is paper_tables/local.md, its records are under results/local/.'
+	@echo; cat paper_tables/local.md; echo; echo 'The table is paper_tables/local.md, the same as a page results/local/report.html, its records under results/local/.'
 
 tables: env-tables
 	@$(TABLES_PYTHON) -m ringmark.cli render --all

@@ -320,7 +320,6 @@ def test_what_is_allowed_is_twice_the_kernel_whatever_a_method_says() -> None:
     assert yardstick.allowed(1e-6, "fp32", 64) == yardstick.allowed(1e-6, "fp32", 10**6)
 
 
-
 def test_one_gpu_is_checked_without_any_world() -> None:
     mesh = Mesh(1, 1, 0, torch.device("cpu"))
     cell = Cell("ring", 64, FP32, mesh=MeshShape(1, 1), kernel="reference")

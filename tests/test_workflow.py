@@ -66,7 +66,7 @@ def test_a_dry_run_tells_cells_node_minutes_and_both_commands(checkout: Path) ->
     write(checkout, SITE)
     done = snakemake(checkout, "--profile", "slurm", "-n")
     assert done.returncode == 0, done.stderr
-    assert sorted(rules(done)) == ["all", "collect", "measure", "plan", "render"]
+    assert sorted(rules(done)) == ["all", "collect", "measure", "page", "plan", "render"]
     told = [line for line in done.stderr.splitlines() if line.startswith("ringmark: ")]
     assert re.search(
         r"t: 4 cells to measure in 1 jobs of 4 nodes: about \d+\.\d min, \d+\.\d node-minutes", told[0]

@@ -107,6 +107,11 @@ class Campaign:
         return f"{self.folder}/cells.csv"
 
     @property
+    def page(self) -> str:
+        """The campaign as one HTML page."""
+        return f"{self.folder}/report.html"
+
+    @property
     def table(self) -> str:
         return str(TABLES / f"{self.config.campaign}.md")
 

@@ -27,3 +27,22 @@ rule render:
         folder=CAMPAIGN.folder,
     shell:
         "{params.ringmark} render {params.folder} > {log} 2>&1"
+
+
+rule page:
+    input:
+        CAMPAIGN.cells_csv,
+    output:
+        report(
+            CAMPAIGN.page,
+            category="Campaign",
+            labels={"page": CAMPAIGN.config.campaign},
+        ),
+    log:
+        f"{CAMPAIGN.folder}/logs/report.log",
+    localrule: True
+    params:
+        ringmark=dag.RINGMARK,
+        folder=CAMPAIGN.folder,
+    shell:
+        "{params.ringmark} report {params.folder} --out {output} > {log} 2>&1"
