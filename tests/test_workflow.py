@@ -238,3 +238,12 @@ def test_the_costs_in_the_docs_are_those_that_are_computed() -> None:
     assert cost.START_S * config.mesh.nodes / 60 == 1  # "1 node-minute for each start"
     for seqlen, found in minutes.items():
         assert f"| {seqlen} | {found['fwd']:.2f} | {found['fwd_bwd']:.2f} |" in text
+
+
+def test_lint_has_only_the_remarks_that_are_explained(checkout: Path) -> None:
+    """workflow/README.md quotes each remark; a new one is mended or explained there."""
+    done = snakemake(checkout, "--lint")
+    remarks = set(re.findall(r"^    \* (.+?)\.?:$", done.stdout + done.stderr, re.MULTILINE))
+    explained = (ROOT / "workflow/README.md").read_text(encoding="utf-8")
+    assert remarks
+    assert not {remark for remark in remarks if remark not in explained}

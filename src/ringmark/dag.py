@@ -138,6 +138,11 @@ def before_submitting(campaign: Campaign, workflow: Any) -> None:
     _ready.add(campaign.folder)
 
 
+def folder_of(path: str) -> str:
+    """The folder that a file lies in."""
+    return str(Path(path).parent)
+
+
 def with_default(given: dict[str, Any]) -> dict[str, Any]:
     """`given` if it is a whole config; else the default config with `given` laid over it."""
     if "campaign" in given:

@@ -8,7 +8,7 @@ rule collect:
     localrule: True
     params:
         ringmark=dag.RINGMARK,
-        folder=CAMPAIGN.folder,
+        folder=lambda wildcards, output: dag.folder_of(output[0]),
     shell:
         "{params.ringmark} collect {params.folder} > {log} 2>&1"
 
@@ -24,7 +24,7 @@ rule render:
     localrule: True
     params:
         ringmark=dag.RINGMARK,
-        folder=CAMPAIGN.folder,
+        folder=lambda wildcards, input: dag.folder_of(input[0]),
     shell:
         "{params.ringmark} render {params.folder} > {log} 2>&1"
 
@@ -43,6 +43,6 @@ rule page:
     localrule: True
     params:
         ringmark=dag.RINGMARK,
-        folder=CAMPAIGN.folder,
+        folder=lambda wildcards, input: dag.folder_of(input[0]),
     shell:
         "{params.ringmark} report {params.folder} --out {output} > {log} 2>&1"
