@@ -111,6 +111,8 @@ def test_a_job_is_read_back_equal(tmp_path: Path) -> None:
         (with_grid(phases=["fwd_bw"]), "did you mean 'fwd_bwd'?"),
         (with_grid(shapes=[{"num_heads_q": 5, "num_heads_kv": 2}]), "does not divide"),
         ({"measure": {"warmpu": 3}}, "did you mean 'warmup'?"),
+        ({"measure": {"warmup": 1}}, "at least 3 untimed iterations"),
+        ({"measure": {"min_iterations": 9, "max_iterations": 3}}, "not below it"),
     ],
 )
 def test_mistakes_name_the_key_and_the_nearest_valid_one(change: dict, says: str) -> None:

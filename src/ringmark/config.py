@@ -80,6 +80,7 @@ class Config:
             raise ValueError("grids is empty: list at least one")
         if self.repeats < 1 or self.cells_per_job < 1:
             raise ValueError("repeats and cells_per_job are at least 1")
+        asked(self, 0)  # what cannot be asked is refused here, in the words of its own law
 
 
 def read(path: Path) -> Config:
@@ -136,18 +137,8 @@ def cells(config: Config) -> list[Cell]:
 
 
 def asked(config: Config, repeat: int) -> Asked:
-    measure = config.measure
-    return Asked(
-        repeat=repeat,
-        seed=config.seed,
-        protocols=list(measure.protocols),
-        warmup=measure.warmup,
-        min_iterations=measure.min_iterations,
-        max_iterations=measure.max_iterations,
-        ci_target=measure.ci_target,
-        time_limit_s=measure.time_limit_s,
-        profile=measure.profile,
-    )
+    """What every cell of a repeat is asked: the campaign's `measure` with its repeat and seed."""
+    return Asked(repeat=repeat, seed=config.seed, **vars(config.measure))
 
 
 def jobs(config: Config, results: Path) -> list[job.Job]:
