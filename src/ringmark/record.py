@@ -107,7 +107,12 @@ class Timing:
 
     @property
     def headline(self) -> Series:
-        return self.series["isolated"] if "isolated" in self.series else next(iter(self.series.values()))
+        return headline(self.series)
+
+
+def headline(series: Mapping[Protocol, Series]) -> Series:
+    """The series that a cell's one time is taken from."""
+    return series["isolated"] if "isolated" in series else next(iter(series.values()))
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ from datetime import datetime, timezone
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ringmark import flops, kernels, methods, peers
-from ringmark.bench import check, environment, memory, timer
+from ringmark.bench import check, environment, gather, memory, timer
 from ringmark.bench import problem as problems
 from ringmark.bench.progress import Reporter
 from ringmark.cell import Cell
@@ -23,7 +22,7 @@ from ringmark.errors import UserError
 from ringmark.job import Item
 from ringmark.kernels.base import Kernel
 from ringmark.methods.base import Method
-from ringmark.record import Asked, Check, Failure, Ran, Record, Series, Status, Timing
+from ringmark.record import Asked, Check, Failure, Ran, Record, Series, Status, Timing, headline
 
 Refusal = tuple[Status, str]
 
@@ -103,8 +102,7 @@ def prepare(cell: Cell, mesh: Mesh) -> tuple[Method | None, Kernel | None, Refus
         refusal = (Status.UNSUPPORTED, str(error))
     except ImportError as error:
         refusal = (Status.UNAVAILABLE, f"{type(error).__name__}: {error}")
-    refusals: list[Refusal | None] = [None] * mesh.world_size
-    dist.all_gather_object(refusals, refusal)
+    refusals: list[Refusal | None] = environment.gathered(mesh, refusal)
     return method, kernel, next((one for one in refusals if one is not None), None)
 
 
@@ -140,13 +138,11 @@ def time_cell(
     first = timer.first_call_ms(body, mesh)
     sent = (mesh.traffic.intra, mesh.traffic.inter)
     series: dict[Any, Series] = {name: timer.measure(body, mesh, name, asked) for name in asked.protocols}
-    counts = torch.tensor(sent, dtype=torch.int64, device=mesh.device)
-    dist.all_reduce(counts, op=dist.ReduceOp.MAX)
-    headline = series["isolated"] if "isolated" in series else next(iter(series.values()))
+    intra, inter = (int(max(counts)) for counts in zip(*gather.rows(mesh, sent), strict=True))
     total = flops.cell_flops(cell)
-    rate = flops.tflops_per_gpu(total, headline.summary.median, cell.world_size)
+    rate = flops.tflops_per_gpu(total, headline(series).summary.median, cell.world_size)
     timing = Timing(first_call_ms=first, floor_ms=timer.floor_ms(mesh), series=series, tflops_per_gpu=rate)
-    return timing, (int(counts[0]), int(counts[1]))
+    return timing, (intra, inter)
 
 
 def what_ran(

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from ringmark import job as jobs
 from ringmark import record
-from ringmark.bench import environment, preflight
+from ringmark.bench import environment, gather, preflight
 from ringmark.bench.agent import die_with_parent
 from ringmark.bench.measure import measure_cell
 from ringmark.bench.progress import Reporter
@@ -80,7 +80,8 @@ def save(found: Record, item: jobs.Item, mesh: Mesh, reporter: Reporter) -> None
     reporter.at("record")
     if mesh.rank == 0:
         record.write(found, Path(item.out))
-    dist.barrier()
+    gather.barrier(mesh)
+    gather.synchronize(mesh)
 
 
 def classify(error: Exception) -> tuple[Status, str, str, bool]:
