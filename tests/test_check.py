@@ -153,9 +153,9 @@ def _drop_the_last_hop() -> Any:
 def _sum_in_bf16() -> Any:
     real = accumulate.add_
 
-    def add_(acc: torch.Tensor, part: torch.Tensor, **named: Any) -> None:
-        real(acc, part, **named)
-        acc.copy_(acc.bfloat16())
+    def add_(acc: torch.Tensor, part: torch.Tensor, *, into: torch.Tensor) -> None:
+        real(acc, part, into=into)
+        into.copy_(into.bfloat16())
 
     return mock.patch.object(accumulate, "add_", add_)
 

@@ -25,7 +25,7 @@ def use(mesh: Mesh, problem: exact.Problem) -> float:
     out.backward(ringmark.shard(problem.dout, attention.layout, made))
     assert q.grad is not None
     assert attention.settings() == {
-        "head_groups": 2, "wire": "auto", "ctas": 0, "priority": "high", "transport": "gloo",
+        "head_groups": 2, "tracks": 1, "wire": "auto", "ctas": 0, "priority": "high", "transport": "gloo",
         "layout": "zigzag", "opt_bwd": True, "side": "q",
     }  # fmt: skip
     worst = 0.0

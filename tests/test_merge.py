@@ -23,31 +23,27 @@ def relative(found, want):
     return error if error == error else float("inf")
 
 
-def split_and_fold(problem, cuts, dtype=torch.float32, first=True, into=False):
+def split_and_fold(problem, cuts, dtype=torch.float32, into=False):
     """Attention over the keys piece by piece, folded; (out, lse)."""
     q, k, v = (t.to(dtype) for t in (problem.q, problem.k, problem.v))
     out, lse = merge.accumulators(q)
-    if first:
-        out.fill_(float("nan"))  # a first fold must not read what was there
-        lse.fill_(float("nan"))
     final = torch.empty_like(q)
     bounds = [0, *cuts, k.shape[1]]
-    for index, (a, b) in enumerate(pairwise(bounds)):
+    for a, b in pairwise(bounds):
         part = REFERENCE.forward(q, k[:, a:b], v[:, a:b], problem.scale, False)
         last = into and b == k.shape[1]
-        merge.fold_(out, lse, *part, first=first and index == 0, into=final if last else None)
+        merge.fold_(out, lse, *part, into=final if last else None)
     return (final if into else out), lse
 
 
 @given(
     cuts=st.lists(st.integers(1, 39), unique=True, max_size=6).map(sorted),
     seed=st.integers(0, 100),
-    first=st.booleans(),
     into=st.booleans(),
 )
-def test_any_split_of_the_keys_gives_the_whole(cuts, seed, first, into):
+def test_any_split_of_the_keys_gives_the_whole(cuts, seed, into):
     problem = exact.make(40, heads=(2, 2), head_dim=8, causal=False, seed=seed)
-    out, lse = split_and_fold(problem, cuts, first=first, into=into)
+    out, lse = split_and_fold(problem, cuts, into=into)
     whole = REFERENCE.forward(
         problem.q.double(), problem.k.double(), problem.v.double(), problem.scale, False
     )
@@ -134,8 +130,31 @@ def test_no_rows_are_no_work():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_gradients_are_added_in_float32(dtype):
     """1024 times a half-precision 1/3 is 1024/3 of its rounded value, to float32 accuracy."""
-    acc = torch.full((1, 2, 1, 4), float("nan"))
+    acc = torch.zeros(1, 2, 1, 4)
     part = torch.full((1, 2, 1, 4), 1 / 3, dtype=dtype)
-    for index in range(1024):
-        merge.add_(acc, part, first=index == 0)
+    for _ in range(1024):
+        merge.add_(acc, part)
     torch.testing.assert_close(acc, part.float() * 1024, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_two_halves_are_one_exact_float32(dtype):
+    """The first sum of two parts as the kernel returned them: not rounded to their dtype on the way."""
+    acc, part = torch.ones(1, 2, 1, 4, dtype=dtype), torch.full((1, 2, 1, 4), 2.0**-12, dtype=dtype)
+    total, rounded = torch.empty(1, 2, 1, 4), torch.empty(1, 2, 1, 4, dtype=dtype)
+    merge.add_(acc, part, into=total)
+    assert (total == 1 + 2.0**-12).all()
+    merge.add_(total, part, into=rounded)
+    assert torch.equal(rounded, (total + part).to(dtype))
+    assert (acc == 1).all(), "what goes elsewhere leaves the accumulator alone"
+
+
+def test_the_first_fold_reads_a_part_and_writes_a_float32_sum():
+    torch.manual_seed(0)
+    own, part = torch.randn(2, 1, 6, 2, 8).bfloat16()
+    lse_own, lse = torch.randn(2, 1, 2, 6)
+    share = torch.sigmoid(lse - lse_own).transpose(1, 2)[..., None]
+    sums, kept = torch.empty(1, 6, 2, 8), own.clone()
+    merge.fold_(own, lse_own, part, lse, into=sums)
+    torch.testing.assert_close(sums, own.float() * (1 - share) + part.float() * share)
+    assert torch.equal(own, kept)

@@ -23,13 +23,14 @@ MESHES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2), (2, 4)]
 
 # A method that is not listed runs with its defaults: a new file is tested from the day it is there.
 VARIANTS: dict[str, list[Options]] = {
-    "ring": [{}, {"head_groups": 2, "wire": "native"}],
+    "ring": [{}, {"head_groups": 2, "wire": "native", "tracks": 2}],
     "zigzag": [{}, {"head_groups": 2}],
     "stripe": [{}, {"head_groups": 2}],
-    "double_ring": [{}, {"head_groups": 2, "wire": "float32"}],
+    "double_ring": [{}, {"head_groups": 2, "wire": "float32"}, {"head_groups": 4, "tracks": 2}],
     "burst": [
         {"side": "q"},
         {"side": "q", "head_groups": 2},
+        {"side": "q", "head_groups": 4, "tracks": 2},
         {"side": "q", "head_groups": 2, "layout": "striped", "wire": "native"},
         {"side": "q", "opt_bwd": False},
         {"side": "kv", "head_groups": 2, "layout": "striped"},
@@ -307,6 +308,6 @@ def test_the_side_that_travels_is_the_one_of_fewer_bytes(
     method = burst.Method(wire=wire)
     method.setup(Mesh(1, 1, 0, torch.device("cpu")), kernels.load("reference"), causal=True)
     q, k = (torch.empty(1, 64, count, 128, dtype=torch.bfloat16) for count in heads)
-    method.sums.outer.group = Group(tuple(range(nodes)), 0, None)
+    method.blocks.outer.group = Group(tuple(range(nodes)), 0, None)
     assert method.side(q, k) == side
     assert method.settings()["side"] == side

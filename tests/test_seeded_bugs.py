@@ -90,8 +90,8 @@ def _do_not_clear() -> Any:
     """A new sum starts from what its buffer held before."""
     real = homeward.Homeward._start
 
-    def start(self: homeward.Homeward, piece: int, dtype: Any, rows: slice, parts: Any) -> Parcel:
-        total = real(self, piece, dtype, rows, parts)
+    def start(self: homeward.Homeward, piece: int, rows: slice, parts: Any) -> Parcel:
+        total = real(self, piece, rows, parts)
         before = self.__dict__.setdefault("leftover", torch.zeros(1))
         for buffer in total.tensors:
             buffer += before.mean()
@@ -104,9 +104,9 @@ def _do_not_clear() -> Any:
 def _sum_in_bf16() -> Any:
     real = merge.add_
 
-    def add_(acc: torch.Tensor, part: torch.Tensor, **named: Any) -> None:
-        real(acc, part, **named)
-        acc.copy_(acc.to(part.dtype))
+    def add_(acc: torch.Tensor, part: torch.Tensor, *, into: torch.Tensor) -> None:
+        real(acc, part, into=into)
+        into.copy_(into.to(part.dtype))
 
     return mock.patch("ringmark.accumulate.add_", add_)
 

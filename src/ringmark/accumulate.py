@@ -1,10 +1,17 @@
-"""Local sums over the stops of a route, piece by piece: float32 while a piece is under way, rounded once.
+"""Local sums over the stops of a route, piece by piece: no pass over memory that adds nothing.
 
-An accumulator exists from the first stop of its piece to the last, so pieces that follow each other share
-one allocation. A stop that meets nothing is told as well (without a part): it may be the last.
+    first stop     what the kernel returned is kept as it is
+    second stop    kept + part  -> a float32 sum
+    then           sum += part
+    last stop      sum + part   -> the result, rounded once
+
+A sum exists from the first stop of its piece to the last, so pieces that follow each other share one
+allocation. A stop that meets nothing is told as well (without a part): it may be the last.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
@@ -22,25 +29,21 @@ class Output:
         batch, seqlen, heads, _ = q.shape
         self.out = torch.empty_like(q, memory_format=torch.contiguous_format)
         self.lse = torch.empty(batch, heads, seqlen, dtype=wide(q.dtype), device=q.device)
-        self._sums: dict[int, torch.Tensor] = {}
+        self._sums = _Sums()
 
     def fold(self, stop: Stop, heads: slice, rows: slice = NOTHING, part: Part | None = None) -> None:
         """Fold what `rows` of `heads` see at this stop; the first stop of a piece is its whole own pair."""
-        out, lse = self.out[:, :, heads], self.lse[:, heads]
+        lse = self.lse[:, heads]
+
+        def fold(held: torch.Tensor, into: torch.Tensor) -> None:
+            assert part is not None
+            fold_(held, lse[:, :, rows], *part, into=into)
+
         if stop.first:
             assert part is not None
-            assert part[0].shape == out.shape, "the own pair comes first, and covers every row"
-            into = out if stop.last else None
-            sums = torch.empty(0) if stop.last else torch.empty(out.shape, dtype=lse.dtype, device=out.device)
-            self._sums[stop.piece] = sums
-            fold_(sums if into is None else out, lse, *part, first=True, into=into)
-        elif part is not None:
-            into = out[:, rows] if stop.last else None
-            fold_(self._sums[stop.piece][:, rows], lse[:, :, rows], *part, into=into)
-        if stop.last:
-            sums = self._sums.pop(stop.piece)
-            if not stop.first:
-                _round_rest(out, sums, rows)
+            assert part[1].shape == lse.shape, "the own pair comes first, and covers every row"
+            lse.copy_(part[1])
+        self._sums.add(stop, heads, self.out, rows, part and part[0], fold)
 
 
 class Gradient:
@@ -48,23 +51,62 @@ class Gradient:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.result = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        self._sums: dict[int, torch.Tensor] = {}
+        self._sums = _Sums()
 
     def add(self, stop: Stop, heads: slice, rows: slice = NOTHING, part: torch.Tensor | None = None) -> None:
         """Add what `rows` of `heads` get at this stop."""
-        result = self.result[:, :, heads]
+
+        def add(held: torch.Tensor, into: torch.Tensor) -> None:
+            assert part is not None
+            add_(held, part, into=into)
+
+        self._sums.add(stop, heads, self.result, rows, part, add)
+
+
+class _Sums:
+    """The pieces under way, by their first head."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, torch.Tensor] = {}
+
+    def add(
+        self,
+        stop: Stop,
+        heads: slice,
+        whole: torch.Tensor,
+        rows: slice,
+        part: torch.Tensor | None,
+        combine: Callable[[torch.Tensor, torch.Tensor], None],
+    ) -> None:
+        """One stop of a piece; `combine(held rows, target rows)` writes them with the part put in."""
+        result = whole[:, :, heads]
         if stop.first:
-            whole = part is not None and part.shape == result.shape
-            make = torch.empty if whole else torch.zeros
-            self._sums[stop.piece] = make(result.shape, dtype=wide(result.dtype), device=result.device)
-        sums = self._sums[stop.piece]
+            if stop.last:
+                _place(result, rows, part)
+            elif part is not None and part.shape == result.shape:
+                self._held[heads.start] = part
+            else:
+                self._held[heads.start] = _place(_wide_like(result), rows, part)
+            return
+        held = self._held.pop(heads.start)
+        target = result if stop.last else held if held.dtype == wide(held.dtype) else _wide_like(held)
         if part is not None:
-            add_(sums[:, rows], part, first=stop.first)
-        if stop.last:
-            result.copy_(self._sums.pop(stop.piece))
+            combine(held[:, rows], target[:, rows])
+        if target is not held:
+            target[:, : rows.start].copy_(held[:, : rows.start])
+            target[:, rows.stop :].copy_(held[:, rows.stop :])
+        if not stop.last:
+            self._held[heads.start] = target
 
 
-def _round_rest(result: torch.Tensor, sums: torch.Tensor, done: slice) -> None:
-    """Write the sums of the rows outside `done` into the result."""
-    result[:, : done.start].copy_(sums[:, : done.start])
-    result[:, done.stop :].copy_(sums[:, done.stop :])
+def _wide_like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=wide(tensor.dtype), device=tensor.device)
+
+
+def _place(target: torch.Tensor, rows: slice, part: torch.Tensor | None) -> torch.Tensor:
+    """The part in its rows, and zeros elsewhere."""
+    target[:, : rows.start].zero_()
+    target[:, rows.stop :].zero_()
+    if part is not None:
+        target[:, rows].copy_(part)
+    return target

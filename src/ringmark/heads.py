@@ -12,8 +12,11 @@ from typing import NamedTuple
 
 import torch
 
-# A piece of this size keeps a kernel busy for milliseconds: cutting on costs nothing that can be measured.
-PIECE_BYTES = 160 << 20
+# Two pieces of this size are under way at a time, one on each track: what a smaller piece would save in
+# memory it would lose in kernels too short to hide their hops.
+PIECE_BYTES = 80 << 20
+# A second track pays where kernels take longer than the host needs to launch what goes with them.
+PIECE_BYTES_FOR_TWO_TRACKS = 40 << 20
 # Between nodes a window must not wait for a whole block: this many pieces, if they are not too small.
 PIECES_BETWEEN_NODES = 4
 PIECE_BYTES_BETWEEN_NODES = 10 << 20
@@ -37,15 +40,22 @@ def head_groups(num_heads_q: int, num_heads_kv: int, count: int) -> list[HeadGro
     ]
 
 
-def groups_for(q: torch.Tensor, k: torch.Tensor, count: int, nodes: int) -> list[HeadGroup]:
-    """The groups of a rank's q and k (B, S, H, D): `count`, or the count that suits their size if it is 0."""
+def plan_for(
+    q: torch.Tensor, k: torch.Tensor, count: int, tracks: int, nodes: int
+) -> tuple[list[HeadGroup], int]:
+    """The groups of q and k (B, S, H, D), and how many tracks they go on; 0 leaves either to their size."""
     num_heads_kv = k.shape[2]
-    return head_groups(q.shape[2], num_heads_kv, count or automatic(q.nbytes, num_heads_kv, nodes))
+    count = count or automatic(q.nbytes, num_heads_kv, nodes, tracks)
+    if not tracks:
+        tracks = 2 if q.nbytes // count >= PIECE_BYTES_FOR_TWO_TRACKS else 1
+    return head_groups(q.shape[2], num_heads_kv, count), min(tracks, count)
 
 
-def automatic(block_bytes: int, num_heads_kv: int, nodes: int) -> int:
+def automatic(block_bytes: int, num_heads_kv: int, nodes: int, tracks: int = 0) -> int:
     """How many groups a block is cut into: the fewest that keep a piece within its size."""
     wanted = -(-block_bytes // PIECE_BYTES)
+    if tracks == 2 or (not tracks and block_bytes >= 2 * PIECE_BYTES_FOR_TWO_TRACKS):
+        wanted = max(wanted, 2)
     if nodes > 1:
         wanted = max(wanted, min(PIECES_BETWEEN_NODES, block_bytes // PIECE_BYTES_BETWEEN_NODES))
     divisors = [count for count in range(1, num_heads_kv + 1) if num_heads_kv % count == 0]

@@ -173,9 +173,8 @@ def test_auto_takes_the_fastest_here():
     assert select("auto", Shape(dtype="fp32"), CUDA).name == "reference"
 
 
-@pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("rows", [slice(None), slice(500, 1000), slice(0, 77)])
-def test_the_triton_fold_is_the_plain_fold(first, rows):
+def test_the_triton_fold_is_the_plain_fold(rows):
     """On whole tensors and on row ranges, with rows that have seen no key on either side."""
     for head_dim in (64, 80, 128):
         torch.manual_seed(1)
@@ -188,16 +187,13 @@ def test_the_triton_fold_is_the_plain_fold(first, rows):
         out[:, 15:25] = float("nan")
         lse_acc[:, :, 30], lse[:, :, 30] = 1e4, -1e4
         lse_acc[:, :, 31], lse[:, :, 31] = -1e4, 1e4
-        if first:
-            out = out.nan_to_num()
-        else:
-            acc[:, 10:20] = 0
+        acc[:, 10:20] = 0
         into = torch.empty_like(out)
         plain, fused = [acc.clone(), lse_acc.clone()], [acc.clone(), lse_acc.clone()]
         final = [acc.clone(), lse_acc.clone()]
-        merge.fold_plain_(plain[0][:, rows], plain[1][:, :, rows], out, lse, first=first)
-        merge.fold_(fused[0][:, rows], fused[1][:, :, rows], out, lse, first=first)
-        merge.fold_(final[0][:, rows], final[1][:, :, rows], out, lse, first=first, into=into)
+        merge.fold_plain_(plain[0][:, rows], plain[1][:, :, rows], out, lse)
+        merge.fold_(fused[0][:, rows], fused[1][:, :, rows], out, lse)
+        merge.fold_(final[0][:, rows], final[1][:, :, rows], out, lse, into=into)
         torch.testing.assert_close(fused[0], plain[0], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(fused[1], plain[1], rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(final[1], plain[1], rtol=1e-6, atol=1e-6)
@@ -220,6 +216,25 @@ def test_the_triton_addition_is_torchs():
             want[:, rows, heads] += part
             merge.add_(acc[:, rows, heads], part)
             assert torch.equal(acc, want)
+            own, total, rounded = (torch.zeros_like(part), *torch.zeros(2, *part.shape, device=CUDA))
+            own.copy_(acc[:, rows, heads])
+            merge.add_(own, part, into=total)
+            assert torch.equal(total, own.float() + part.float())
+            merge.add_(total, part, into=(target := rounded.to(dtype)))
+            assert torch.equal(target, (total + part.float()).to(dtype))
+
+
+def test_the_first_triton_fold_reads_a_half_precision_part():
+    torch.manual_seed(3)
+    own, part = (torch.randn(2, 100, 4, 128, device=CUDA).bfloat16() for _ in range(2))
+    lse_own, lse = (torch.randn(2, 4, 100, device=CUDA) for _ in range(2))
+    kept, found, want = own.clone(), torch.empty(own.shape, device=CUDA), torch.empty(own.shape, device=CUDA)
+    lse_plain = lse_own.clone()
+    merge.fold_plain_(own, lse_plain, part, lse, into=want)
+    merge.fold_(own, lse_own, part, lse, into=found)
+    torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(lse_own, lse_plain, rtol=1e-6, atol=1e-6)
+    assert torch.equal(own, kept)
 
 
 def _time_ms(call, repeats=3):

@@ -12,9 +12,10 @@ always goes where the block itself goes next. What a rank computes for its own b
 A mesh of J x I needs J (I - 1) inner and J - 1 outer hops: as many as the blocks themselves, so every hop can
 hide under a computation. (One more of each is needed where the own contribution travels too.)
 
-Sums are float32 wherever they lie. `wire` says what the hops carry: 'float32', the model's dtype ('native'),
-or 'auto': float32 inside a node, where links are fast, and the model's dtype between nodes, where it is
-rounded once for each node.
+Sums of two or more are float32 wherever they lie. `wire` says what the hops carry of them: 'float32', the
+model's dtype ('native'), or 'auto': float32 inside a node, where links are fast, and the model's dtype
+between nodes, where it is rounded once for each node. What a single rank contributed is in the model's dtype
+already: it waits, and makes its first hop, as the kernel returned it.
 """
 
 from __future__ import annotations
@@ -48,16 +49,18 @@ class Homeward:
         self.route, self.results = route, results
         self.wide = wide(native)
         self.inner_dtype, self.outer_dtype = wire_dtypes(native, wire)
-        self._own: dict[int, Parcel] = {}  # the own pair's contribution
+        self._own: dict[int, Sequence[torch.Tensor]] = {}  # the own pair's contribution
         self._kept: dict[int, Parcel] = {}  # the own window's, one gpu before home
-        self._trailing: Hop | None = None  # this window's, behind the block
+        self._trailing: dict[int, Hop] = {}  # this window's, behind the block
         self._between: dict[int, Hop] = {}  # the earlier windows', between nodes
         self._last: dict[int, Hop] = {}  # everything but the own pair's, on its last hop
 
     def add(self, stop: Stop, rows: slice = ALL, parts: Sequence[torch.Tensor] | None = None) -> None:
         """This rank's contribution at a stop: `parts` for `rows` of the block, or None for nothing."""
         if stop.window == 0 and stop.turn == 0:
-            self._own[stop.piece] = self._start(stop.piece, self.wide, rows, parts)
+            assert parts is not None
+            assert parts[0].shape == self.results[stop.piece][0].shape, "the own pair covers every row"
+            self._own[stop.piece] = parts
         else:
             self._pass_on(stop, rows, parts)
         for piece in [piece for piece in self._last if piece != stop.piece]:
@@ -70,9 +73,9 @@ class Homeward:
             if kept is None:
                 self._post_last(piece, arrived)
                 continue
-            _add_all(kept, arrived.tensors)
+            total = self._added(kept, arrived.tensors, self.inner_dtype)
             arrived.drop()
-            self._post_last(piece, kept)
+            self._post_last(piece, total)
         self._between.clear()
         for piece in list(self._own):
             self._settle(piece)
@@ -81,14 +84,12 @@ class Homeward:
     def _pass_on(self, stop: Stop, rows: slice, parts: Sequence[torch.Tensor] | None) -> None:
         begins = stop.turn == (1 if stop.window == 0 else 0)
         if begins:
-            total = self._start(stop.piece, self.inner_dtype, rows, parts)
+            total = self._start(stop.piece, rows, parts)
         else:
-            assert self._trailing is not None
-            total = self._trailing.wait()
-            if parts is not None:
-                _add_all(total, parts, rows)
+            arrived = self._trailing.pop(stop.piece).wait()
+            total = self._added(arrived, parts, self.inner_dtype, rows)
         if stop.turn < self.route.inner.size - 1:
-            self._trailing = self.route.inner.post(total)
+            self._trailing[stop.piece] = self.route.inner.post(total)
             total.drop()
         else:
             self._end_window(stop, total)
@@ -101,18 +102,12 @@ class Homeward:
             else:
                 self._kept[stop.piece] = total
             return
-        leaving = self.route.pool.take(signature(total.tensors, self.outer_dtype))
         earlier = self._between.pop(stop.piece).wait() if stop.piece in self._between else None
-        for index, (buffer, part) in enumerate(zip(leaving.tensors, total.tensors)):
-            if earlier is None:
-                buffer.copy_(part)
-            else:
-                torch.add(part, earlier.tensors[index], out=buffer)
+        total = self._added(total, None if earlier is None else earlier.tensors, self.outer_dtype)
         if earlier is not None:
             earlier.drop()
+        self._between[stop.piece] = self.route.outer.post(total)
         total.drop()
-        self._between[stop.piece] = self.route.outer.post(leaving)
-        leaving.drop()
 
     def _post_last(self, piece: int, total: Parcel) -> None:
         self._last[piece] = self.route.inner.post(total)
@@ -122,29 +117,46 @@ class Homeward:
         """Round a finished piece into its results, in one pass."""
         own, hop = self._own.pop(piece), self._last.pop(piece, None)
         arrived = hop.wait() if hop is not None else None
-        for index, (result, part) in enumerate(zip(self.results[piece], own.tensors)):
+        for index, (result, part) in enumerate(zip(self.results[piece], own)):
             if arrived is None:
                 result.copy_(part)
             else:
-                torch.add(part, arrived.tensors[index], out=result)
-        own.drop()
+                add_(arrived.tensors[index], part, into=result)
         if arrived is not None:
             arrived.drop()
 
-    def _start(
-        self, piece: int, dtype: torch.dtype, rows: slice, parts: Sequence[torch.Tensor] | None
-    ) -> Parcel:
+    def _start(self, piece: int, rows: slice, parts: Sequence[torch.Tensor] | None) -> Parcel:
         """A new sum that holds `parts` in `rows`, and zeros elsewhere."""
-        total = self.route.pool.take(signature(self.results[piece], dtype))
+        kind = signature(self.results[piece])
+        if parts is not None and signature(parts) == kind and all(part.is_contiguous() for part in parts):
+            return Parcel(parts)
+        total = self.route.pool.take(kind)
         for index, buffer in enumerate(total.tensors):
             begin, end, _ = (slice(0, 0) if parts is None else rows).indices(buffer.shape[1])
             buffer[:, :begin].zero_()
             buffer[:, end:].zero_()
             if parts is not None:
-                add_(buffer[:, rows], parts[index], first=True)
+                buffer[:, rows].copy_(parts[index])
         return total
 
-
-def _add_all(total: Parcel, parts: Sequence[torch.Tensor], rows: slice = ALL) -> None:
-    for buffer, part in zip(total.tensors, parts):
-        add_(buffer[:, rows], part)
+    def _added(
+        self,
+        total: Parcel,
+        parts: Sequence[torch.Tensor] | None,
+        dtype: torch.dtype,
+        rows: slice = ALL,
+    ) -> Parcel:
+        """`total` with `parts` added to its `rows`, as `dtype`: in place if that is what it is."""
+        if signature(total.tensors, dtype) == signature(total.tensors):
+            into = total.hold()
+        else:
+            into = self.route.pool.take(signature(total.tensors, dtype))
+        for index, (buffer, target) in enumerate(zip(total.tensors, into.tensors)):
+            begin, end, _ = (slice(0, 0) if parts is None else rows).indices(buffer.shape[1])
+            if parts is not None:
+                add_(buffer[:, rows], parts[index], into=target[:, rows])
+            if target is not buffer:
+                target[:, :begin].copy_(buffer[:, :begin])
+                target[:, end:].copy_(buffer[:, end:])
+        total.drop()
+        return into

@@ -18,7 +18,7 @@ def _fold(  # type: ignore[no-untyped-def]
     acc_b, acc_s, acc_h, lse_acc_b, lse_acc_h, lse_acc_s,
     out_b, out_s, out_h, lse_b, lse_h, lse_s, into_b, into_s, into_h,
     seqlen, heads, head_dim,
-    is_first: tl.constexpr, block_s: tl.constexpr, block_d: tl.constexpr,
+    block_s: tl.constexpr, block_d: tl.constexpr,
 ):  # fmt: skip
     batch = (tl.program_id(1) // heads).to(tl.int64)
     head = (tl.program_id(1) % heads).to(tl.int64)
@@ -32,30 +32,28 @@ def _fold(  # type: ignore[no-untyped-def]
     out_at = out_ptr + batch * out_b + head * out_h + rows[:, None] * out_s + columns[None, :]
     into_at = into_ptr + batch * into_b + head * into_h + rows[:, None] * into_s + columns[None, :]
     part = tl.load(out_at, mask=cells, other=0.0).to(tl.float32)
-    if is_first:
-        tl.store(lse_acc_at, lse, mask=here)
-        merged = part
-    else:
-        lse_acc = tl.load(lse_acc_at, mask=here, other=0.0)
-        top = tl.maximum(lse, lse_acc)
-        bottom = tl.minimum(lse, lse_acc)
-        # exp of a number that is never positive; -inf on both sides would be nan, so it is not asked.
-        ratio = tl.where(bottom == float("-inf"), 0.0, tl.exp(bottom - top))
-        small = ratio / (1.0 + ratio)
-        share = tl.where(lse > lse_acc, 1.0 - small, small)
-        share = tl.where(lse == float("-inf"), 0.0, share)[:, None]
-        # Every warp reads the old lse of these rows; none may overwrite it before the last has done so.
-        tl.debug_barrier()
-        tl.store(lse_acc_at, top + tl.log(1.0 + ratio), mask=here)
-        acc_at = acc_ptr + batch * acc_b + head * acc_h + rows[:, None] * acc_s + columns[None, :]
-        acc = tl.load(acc_at, mask=cells, other=0.0)
-        merged = tl.where(share > 0, acc * (1.0 - share) + part * share, acc)
+    lse_acc = tl.load(lse_acc_at, mask=here, other=0.0)
+    top = tl.maximum(lse, lse_acc)
+    bottom = tl.minimum(lse, lse_acc)
+    # exp of a number that is never positive; -inf on both sides would be nan, so it is not asked.
+    ratio = tl.where(bottom == float("-inf"), 0.0, tl.exp(bottom - top))
+    small = ratio / (1.0 + ratio)
+    share = tl.where(lse > lse_acc, 1.0 - small, small)
+    share = tl.where(lse == float("-inf"), 0.0, share)[:, None]
+    # Every warp reads the old lse of these rows; none may overwrite it before the last has done so.
+    tl.debug_barrier()
+    tl.store(lse_acc_at, top + tl.log(1.0 + ratio), mask=here)
+    acc_at = acc_ptr + batch * acc_b + head * acc_h + rows[:, None] * acc_s + columns[None, :]
+    acc = tl.load(acc_at, mask=cells, other=0.0).to(tl.float32)
+    merged = tl.where(share > 0, acc * (1.0 - share) + part * share, acc)
     tl.store(into_at, merged.to(into_ptr.dtype.element_ty), mask=cells)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _add(  # type: ignore[no-untyped-def]
-    acc_ptr, part_ptr, acc_b, acc_s, acc_h, part_b, part_s, part_h, seqlen, heads, head_dim,
+    acc_ptr, part_ptr, into_ptr,
+    acc_b, acc_s, acc_h, part_b, part_s, part_h, into_b, into_s, into_h,
+    seqlen, heads, head_dim,
     block_s: tl.constexpr, block_d: tl.constexpr,
 ):  # fmt: skip
     batch = (tl.program_id(1) // heads).to(tl.int64)
@@ -65,26 +63,28 @@ def _add(  # type: ignore[no-untyped-def]
     cells = (rows < seqlen)[:, None] & (columns < head_dim)[None, :]
     acc_at = acc_ptr + batch * acc_b + head * acc_h + rows[:, None] * acc_s + columns[None, :]
     part_at = part_ptr + batch * part_b + head * part_h + rows[:, None] * part_s + columns[None, :]
-    acc = tl.load(acc_at, mask=cells, other=0.0)
-    tl.store(acc_at, acc + tl.load(part_at, mask=cells, other=0.0).to(tl.float32), mask=cells)
+    into_at = into_ptr + batch * into_b + head * into_h + rows[:, None] * into_s + columns[None, :]
+    total = tl.load(acc_at, mask=cells, other=0.0).to(tl.float32)
+    total += tl.load(part_at, mask=cells, other=0.0).to(tl.float32)
+    tl.store(into_at, total.to(into_ptr.dtype.element_ty), mask=cells)
 
 
-def can_add(acc: torch.Tensor, part: torch.Tensor) -> bool:
-    """Whether `add_on_gpu` takes these: half precision into float32, head_dim elements side by side."""
-    return (
-        acc.dtype == torch.float32
-        and part.dtype in (torch.bfloat16, torch.float16)
-        and acc.dim() == 4
-        and acc.stride(3) == part.stride(3) == 1
+def can_add(*tensors: torch.Tensor) -> bool:
+    """Whether `add_on_gpu` takes these: up to float32, (B, S, H, D) with D elements side by side."""
+    return all(
+        tensor.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and tensor.dim() == 4
+        and tensor.stride(3) == 1
+        for tensor in tensors
     )
 
 
-def add_on_gpu(acc: torch.Tensor, part: torch.Tensor) -> None:
+def add_on_gpu(acc: torch.Tensor, part: torch.Tensor, into: torch.Tensor) -> None:
     """Launch the addition of (B, S, H, D) views."""
     batch, seqlen, heads, head_dim = acc.shape
     block_s = 32
     _add[(triton.cdiv(seqlen, block_s), batch * heads)](
-        acc, part, *acc.stride()[:3], *part.stride()[:3], seqlen, heads, head_dim,
+        acc, part, into, *acc.stride()[:3], *part.stride()[:3], *into.stride()[:3], seqlen, heads, head_dim,
         block_s=block_s, block_d=triton.next_power_of_2(head_dim),
     )  # fmt: skip
 
@@ -94,7 +94,6 @@ def fold_on_gpu(
     lse_acc: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
-    first: bool,
     into: torch.Tensor | None,
 ) -> None:
     """Launch the fold; every tensor may be a strided view whose head_dim elements lie side by side."""
@@ -109,5 +108,5 @@ def fold_on_gpu(
         *out_acc.stride()[:3], *lse_acc.stride(),
         *out.stride()[:3], *lse.stride(), *target.stride()[:3],
         seqlen, heads, head_dim,
-        is_first=first, block_s=block_s, block_d=triton.next_power_of_2(head_dim),
+        block_s=block_s, block_d=triton.next_power_of_2(head_dim),
     )  # fmt: skip

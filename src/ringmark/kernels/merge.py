@@ -4,9 +4,9 @@
     out_acc = out_acc * (1 - w) + out_new * w
     lse_acc = max + log1p(exp(-|lse_new - lse_acc|))
 
-Accumulators are float32 (float64 for float64 inputs) and may be views: a row range of a larger tensor. A row
-that has seen no key yet has lse -inf and weighs nothing. On CUDA a step is one Triton kernel; elsewhere it
-is plain torch.
+Accumulators are float32 (float64 for float64 inputs), or the first part itself where the result goes into
+another tensor, and may be views: a row range of a larger tensor. A row that has seen no key yet has lse -inf
+and weighs nothing. On CUDA a step is one Triton kernel; elsewhere it is plain torch.
 """
 
 from __future__ import annotations
@@ -32,22 +32,20 @@ def fold_(
     out: torch.Tensor,
     lse: torch.Tensor,
     *,
-    first: bool = False,
     into: torch.Tensor | None = None,
 ) -> None:
     """Fold a partial (out, lse) into the accumulators.
 
-    `first`: the accumulators hold nothing worth reading yet (they may be torch.empty), write them.
-    `into`: this is the last fold of these rows, so write the rounded result there instead of into out_acc.
+    `into`: write the folded out there, in its dtype, and leave out_acc alone; lse_acc is updated either way.
     """
     if out.numel() == 0:
         return
     if out.is_cuda and out.dtype != torch.float64:
         from ringmark.kernels._merge_triton import fold_on_gpu
 
-        fold_on_gpu(out_acc, lse_acc, out, lse, first, into)
+        fold_on_gpu(out_acc, lse_acc, out, lse, into)
         return
-    fold_plain_(out_acc, lse_acc, out, lse, first=first, into=into)
+    fold_plain_(out_acc, lse_acc, out, lse, into=into)
 
 
 def fold_plain_(
@@ -56,33 +54,32 @@ def fold_plain_(
     out: torch.Tensor,
     lse: torch.Tensor,
     *,
-    first: bool = False,
     into: torch.Tensor | None = None,
 ) -> None:
     """`fold_` in plain torch operators, on any device."""
-    if first:
-        (out_acc if into is None else into).copy_(out)
-        lse_acc.copy_(lse)
-        return
     lse = lse.to(lse_acc.dtype)
     # -inf on both sides: the gap is nan, the row has seen nothing and the share is nobody's.
     share = torch.sigmoid(lse - lse_acc).nan_to_num_(0.0)
     by_row = share.transpose(1, 2).unsqueeze(-1)
+    before, part = out_acc.to(lse_acc.dtype), out.to(lse_acc.dtype)
     # A kernel may leave anything, nan too, in the rows of `out` that saw no key: those keep what they have.
-    merged = torch.where(by_row > 0, torch.lerp(out_acc, out.to(out_acc.dtype), by_row), out_acc)
-    (out_acc if into is None else into).copy_(merged)
+    (out_acc if into is None else into).copy_(
+        torch.where(by_row > 0, torch.lerp(before, part, by_row), before)
+    )
     torch.logaddexp(lse_acc, lse, out=lse_acc)
 
 
-def add_(acc: torch.Tensor, part: torch.Tensor, *, first: bool = False) -> None:
-    """acc += part across dtypes in one pass over memory; `first`: acc holds nothing yet, write it."""
-    if first:
-        acc.copy_(part)
-        return
-    if part.is_cuda and part.numel():
+def add_(acc: torch.Tensor, part: torch.Tensor, *, into: torch.Tensor | None = None) -> None:
+    """acc += part, or into = acc + part: summed in float32 at least, rounded once to the target's dtype."""
+    into = acc if into is None else into
+    if acc.is_cuda and acc.numel():
         from ringmark.kernels import _merge_triton
 
-        if _merge_triton.can_add(acc, part):
-            _merge_triton.add_on_gpu(acc, part)
+        if _merge_triton.can_add(acc, part, into):
+            _merge_triton.add_on_gpu(acc, part, into)
             return
-    acc.add_(part)
+    if torch.promote_types(acc.dtype, part.dtype) == into.dtype or into.dtype.itemsize <= 2:
+        torch.add(acc, part, out=into)
+    else:  # two halves into a float32: torch would round their sum first
+        into.copy_(acc)
+        into.add_(part)

@@ -13,6 +13,7 @@ Sun et al.: BurstAttention: An Efficient Distributed Attention Framework for Ext
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +21,9 @@ import torch
 from ringmark.accumulate import Gradient
 from ringmark.cell import Cell, OptionValue
 from ringmark.comm.homeward import Homeward, wire_dtypes
+from ringmark.comm.tracks import Track
 from ringmark.geometry import Meeting
+from ringmark.heads import HeadGroup
 from ringmark.kernels.merge import wide
 from ringmark.methods import base, double_ring
 
@@ -62,26 +65,36 @@ class Method(double_ring.Method):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if self.side(q, k) == "kv":
             return super().gradients(dout, q, k, v, out, lse, scale)
-        groups, dq, dk, dv = self.groups(q, k), torch.empty_like(q), Gradient(k), Gradient(v)
-        home = Homeward(self.sums, [(dq[:, :, group.q],) for group in groups], self.wire)
-        if self.opt_bwd:
-            delta = base.row_dot(dout, out)
-            blocks = [(q[:, :, g.q], dout[:, :, g.q], lse[:, g.q], delta[:, g.q]) for g in groups]
-        else:
-            blocks = [(q[:, :, g.q], dout[:, :, g.q], lse[:, g.q], out[:, :, g.q]) for g in groups]
-        for stop in self.blocks.travel(blocks, homeward=True):
-            group, meet = groups[stop.piece], self.meeting(stop.source, self.mesh.rank, q)
-            if meet is None:  # striped, one token a rank, keys of a later rank
-                dk.add(stop, group.kv)
-                dv.add(stop, group.kv)
-                home.add(stop)
-                continue
-            keys, values = k[:, :, group.kv], v[:, :, group.kv]
-            dq_part, dk_part, dv_part = self.backward(stop.tensors, keys, values, scale, meet)
-            dk.add(stop, group.kv, meet.keys, dk_part)
-            dv.add(stop, group.kv, meet.keys, dv_part)
-            home.add(stop, meet.queries, (dq_part,))
-        home.finish()
+        dq, dk, dv = torch.empty_like(q), Gradient(k), Gradient(v)
+        delta = base.row_dot(dout, out) if self.opt_bwd else None
+
+        def walk(track: Track, groups: list[HeadGroup]) -> Iterator[None]:
+            home = Homeward(track.sums, [(dq[:, :, group.q],) for group in groups], self.wire)
+            blocks = [
+                (
+                    q[:, :, g.q],
+                    dout[:, :, g.q],
+                    lse[:, g.q],
+                    out[:, :, g.q] if delta is None else delta[:, g.q],
+                )
+                for g in groups
+            ]
+            for stop in track.blocks.travel(blocks, homeward=True):
+                group, meet = groups[stop.piece], self.meeting(stop.source, self.mesh.rank, q)
+                if meet is None:  # striped, one token a rank, keys of a later rank
+                    dk.add(stop, group.kv)
+                    dv.add(stop, group.kv)
+                    home.add(stop)
+                else:
+                    keys, values = k[:, :, group.kv], v[:, :, group.kv]
+                    dq_part, dk_part, dv_part = self.backward(stop.tensors, keys, values, scale, meet)
+                    dk.add(stop, group.kv, meet.keys, dk_part)
+                    dv.add(stop, group.kv, meet.keys, dv_part)
+                    home.add(stop, meet.queries, (dq_part,))
+                yield
+            home.finish()
+
+        self.weave(q, k, walk)
         return dq, dk.result, dv.result
 
     def backward(
@@ -117,7 +130,7 @@ class Method(double_ring.Method):
         if choice == "auto":
             # The slowest link that is there decides: between nodes if there are any.
             inner, outer = wire_dtypes(q.dtype, self.wire)
-            carried = outer if self.sums.outer.size > 1 else inner
+            carried = outer if self.blocks.outer.size > 1 else inner
             bytes_q, bytes_kv = hop_bytes(q.numel(), k.numel(), q.shape[3], q.dtype, carried, self.opt_bwd)
             choice = "q" if bytes_q <= bytes_kv else "kv"
         self._ran_side = choice

@@ -11,6 +11,7 @@ Liu, Zaharia, Abbeel: Ring Attention with Blockwise Transformers for Near-Infini
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +23,7 @@ from ringmark.comm import copy_engine
 from ringmark.comm.homeward import WIRES, Homeward, wire_dtypes
 from ringmark.comm.mesh import Lane, Mesh
 from ringmark.comm.route import Route
+from ringmark.comm.tracks import Track, Tracks
 from ringmark.geometry import Meeting, meeting
 from ringmark.kernels.base import Kernel
 from ringmark.methods import base
@@ -37,6 +39,7 @@ class Method(base.Method):
     layout = "contiguous"
     default_options: ClassVar[dict[str, OptionValue]] = {
         "head_groups": 0,
+        "tracks": 0,
         "wire": "auto",
         "ctas": 0,
         "priority": "high",
@@ -54,6 +57,8 @@ class Method(base.Method):
             return f"priority is {self.options['priority']}: choose one of {', '.join(PRIORITIES)}"
         if self.options["transport"] not in TRANSPORTS:
             return f"transport is {self.options['transport']}: choose one of {', '.join(TRANSPORTS)}"
+        if self.options["tracks"] not in (0, 1, 2):
+            return f"tracks is {self.options['tracks']}: choose 1 or 2, or 0 for automatic"
         return layout.reason_not(self.layout, cell.seqlen_global, cell.world_size) or heads.reason_not(
             self.options["head_groups"], cell.shape.num_heads_kv
         )
@@ -86,25 +91,28 @@ class Method(base.Method):
 
     def setup(self, mesh: Mesh, kernel: Kernel, *, causal: bool, scale: float | None = None) -> None:
         super().setup(mesh, kernel, causal=causal, scale=scale)
-        # The blocks and the sums behind them travel at the same time: a communicator for each.
         by_copy_engine = self.options["transport"] == "copy_engine"
         lane = Lane(int(self.options["ctas"]), self.options["priority"] == "high", by_copy_engine)
-        self.blocks = Route(self.topology(mesh), "blocks", lane)
-        self.sums = Route(self.topology(mesh), "sums", lane)
+        self.tracks = Tracks(self.topology(mesh), lane)
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        groups, total = self.groups(q, k), Output(q)
-        for stop in self.blocks.travel([(k[:, :, group.kv], v[:, :, group.kv]) for group in groups]):
-            group, meet = groups[stop.piece], self.meeting(self.mesh.rank, stop.source, q)
-            if meet is None:
-                total.fold(stop, group.q)
-                continue
-            keys, values = (tensor[:, meet.keys] for tensor in stop.tensors)
-            queries = q[:, meet.queries, group.q]
-            part = self.kernel.forward(queries, keys, values, scale, meet.causal)
-            total.fold(stop, group.q, meet.queries, part)
+        total = Output(q)
+
+        def walk(track: Track, groups: list[heads.HeadGroup]) -> Iterator[None]:
+            for stop in track.blocks.travel([(k[:, :, group.kv], v[:, :, group.kv]) for group in groups]):
+                group, meet = groups[stop.piece], self.meeting(self.mesh.rank, stop.source, q)
+                if meet is None:
+                    total.fold(stop, group.q)
+                else:
+                    keys, values = (tensor[:, meet.keys] for tensor in stop.tensors)
+                    queries = q[:, meet.queries, group.q]
+                    part = self.kernel.forward(queries, keys, values, scale, meet.causal)
+                    total.fold(stop, group.q, meet.queries, part)
+                yield
+
+        self.weave(q, k, walk)
         return total.out, total.lse
 
     def gradients(
@@ -117,41 +125,59 @@ class Method(base.Method):
         lse: torch.Tensor,
         scale: float,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        groups, delta = self.groups(q, k), base.delta_for(self.kernel, dout, out, lse)
+        delta = base.delta_for(self.kernel, dout, out, lse)
         dq, dk, dv = Gradient(q), torch.empty_like(k), torch.empty_like(v)
-        home = Homeward(self.sums, [(dk[:, :, g.kv], dv[:, :, g.kv]) for g in groups], self.wire)
-        blocks = [(k[:, :, group.kv], v[:, :, group.kv]) for group in groups]
-        for stop in self.blocks.travel(blocks, homeward=True):
-            group, meet = groups[stop.piece], self.meeting(self.mesh.rank, stop.source, q)
-            if meet is None:
-                dq.add(stop, group.q)
-                home.add(stop)
-                continue
-            rows, keys = (slice(None), meet.queries, group.q), (slice(None), meet.keys)
-            per_row = (slice(None), group.q, meet.queries)
-            dq_part, dk_part, dv_part = self.kernel.backward(
-                dout[rows], q[rows], stop.tensors[0][keys], stop.tensors[1][keys],
-                lse[per_row], delta[per_row], scale, meet.causal,
-                out=out[rows] if self.kernel.needs_out else None,
-            )  # fmt: skip
-            dq.add(stop, group.q, meet.queries, dq_part)
-            home.add(stop, meet.keys, (dk_part, dv_part))
-        home.finish()
+
+        def walk(track: Track, groups: list[heads.HeadGroup]) -> Iterator[None]:
+            home = Homeward(track.sums, [(dk[:, :, g.kv], dv[:, :, g.kv]) for g in groups], self.wire)
+            blocks = [(k[:, :, group.kv], v[:, :, group.kv]) for group in groups]
+            for stop in track.blocks.travel(blocks, homeward=True):
+                group, meet = groups[stop.piece], self.meeting(self.mesh.rank, stop.source, q)
+                if meet is None:
+                    dq.add(stop, group.q)
+                    home.add(stop)
+                else:
+                    rows, keys = (slice(None), meet.queries, group.q), (slice(None), meet.keys)
+                    per_row = (slice(None), group.q, meet.queries)
+                    dq_part, dk_part, dv_part = self.kernel.backward(
+                        dout[rows], q[rows], stop.tensors[0][keys], stop.tensors[1][keys],
+                        lse[per_row], delta[per_row], scale, meet.causal,
+                        out=out[rows] if self.kernel.needs_out else None,
+                    )  # fmt: skip
+                    dq.add(stop, group.q, meet.queries, dq_part)
+                    home.add(stop, meet.keys, (dk_part, dv_part))
+                yield
+            home.finish()
+
+        self.weave(q, k, walk)
         return dq.result, dk, dv
+
+    def weave(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        walk: Callable[[Track, list[heads.HeadGroup]], Iterator[None]],
+    ) -> None:
+        """Send the head groups round, each on its track."""
+        asked = int(self.options["tracks"])
+        groups, count = heads.plan_for(q, k, int(self.options["head_groups"]), asked, self.blocks.outer.size)
+        self._num_groups, self._num_tracks = len(groups), count
+        self.tracks.weave(count, groups, walk)
+
+    @property
+    def blocks(self) -> Route:
+        """The way of the blocks, for methods that take no second track."""
+        return self.tracks.first.blocks
 
     @property
     def wire(self) -> str:
         return str(self.options["wire"])
 
-    def groups(self, q: torch.Tensor, k: torch.Tensor) -> list[heads.HeadGroup]:
-        found = heads.groups_for(q, k, int(self.options["head_groups"]), self.blocks.outer.size)
-        self._num_groups = len(found)
-        return found
-
     def meeting(self, rank_q: int, rank_k: int, q: torch.Tensor) -> Meeting | None:
         return meeting(self.layout, rank_q, rank_k, q.shape[1], self.causal)
 
     def settings(self) -> dict[str, Any]:
-        used = getattr(self, "_num_groups", self.options["head_groups"])
-        transport = self.blocks.transport if hasattr(self, "blocks") else self.options["transport"]
-        return {**super().settings(), "head_groups": used, "transport": transport}
+        groups = getattr(self, "_num_groups", self.options["head_groups"])
+        tracks = getattr(self, "_num_tracks", self.options["tracks"])
+        transport = self.blocks.transport if hasattr(self, "tracks") else self.options["transport"]
+        return {**super().settings(), "head_groups": groups, "tracks": tracks, "transport": transport}
