@@ -116,8 +116,10 @@ def test_the_automatic_number_of_groups_divides_and_follows_the_size(
 def test_the_automatic_number_of_groups_at_the_sizes_of_the_tables() -> None:
     """One local tensor of 8 ranks, 40 heads of 128, at 131072, 262144, 524288 and 1048576 tokens."""
     sizes = [160 << 20, 320 << 20, 640 << 20, 1280 << 20]
-    assert [heads.automatic(size, 40, 1) for size in sizes] == [2, 4, 8, 20]
-    assert [heads.automatic(size, 40, 2) for size in sizes] == [4, 4, 8, 20]
+    assert [heads.automatic(size, 40, 1) for size in sizes] == [4, 8, 10, 20]
+    assert [heads.automatic(size, 8, 1) for size in sizes] == [4, 8, 8, 8]
+    assert [heads.automatic(size, 5, 1) for size in sizes] == [5, 5, 5, 5]
+    assert [heads.automatic(size, 40, 2) for size in sizes] == [4, 8, 10, 20]
     assert heads.automatic(1 << 20, 40, 2) == 1
-    assert [heads.automatic(80 << 20, 40, 1, tracks) for tracks in (0, 1, 2)] == [2, 1, 2]
-    assert [heads.automatic(40 << 20, 40, 1, tracks) for tracks in (0, 1, 2)] == [1, 1, 2]
+    assert [heads.automatic(64 << 20, 40, 1, tracks) for tracks in (0, 1, 2)] == [2, 1, 2]
+    assert [heads.automatic(32 << 20, 40, 1, tracks) for tracks in (0, 1, 2)] == [1, 1, 2]

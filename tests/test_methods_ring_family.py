@@ -9,7 +9,7 @@ import torch
 
 import exact
 from exact import Problem
-from ringmark import kernels, methods
+from ringmark import geometry, kernels, methods
 from ringmark import layout as layouts
 from ringmark.cell import Cell, MeshShape, OptionValue, Shape
 from ringmark.comm.mesh import Group, Mesh
@@ -140,6 +140,17 @@ def test_one_token_a_rank() -> None:
 # A world of 4 nodes x 8 gpus
 
 
+BURST: Options = {"side": "q", "wire": "native"}
+MOVING: list[tuple[str, Options]] = [
+    ("burst", BURST),
+    ("burst", {**BURST, "head_groups": 2}),
+    ("burst", {**BURST, "head_groups": 2, "tracks": 2}),
+    ("burst", {**BURST, "opt_bwd": False}),
+    ("double_ring", {"wire": "native"}),
+    ("zigzag", {"wire": "native"}),
+]
+
+
 def check_large_world(mesh: Mesh, single: Problem, half: Problem, wide_heads: Problem) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, options in [("ring", {}), ("stripe", {}), ("double_ring", {}), ("burst", {"head_groups": 2})]:
@@ -149,21 +160,18 @@ def check_large_world(mesh: Mesh, single: Problem, half: Problem, wide_heads: Pr
     for name, options in [("burst", {"side": "q"}), ("double_ring", {}), ("stripe", {})]:
         method = methods.load(name)(**options)
         found[f"bf16 {name}"] = method.layout, exact.run(method, mesh, kernels.load("reference"), half)
-    for name, options in [
-        ("burst", {"side": "q", "wire": "native"}),
-        ("burst", {"side": "q", "wire": "native", "head_groups": 2}),
-        ("burst", {"side": "q", "wire": "native", "opt_bwd": False}),
-        ("double_ring", {"wire": "native"}),
-        ("zigzag", {"wire": "native"}),
-    ]:
-        found[f"bytes {name} {options}"] = sent(mesh, name, options, wide_heads)
+    for name, options in MOVING:
+        for causal in (False, True):
+            found[f"{name} {options} {causal}"] = sent(mesh, name, options, wide_heads, causal)
     return found
 
 
-def sent(mesh: Mesh, name: str, options: Options, problem: Problem) -> dict[str, tuple[int, int]]:
+def sent(
+    mesh: Mesh, name: str, options: Options, problem: Problem, causal: bool
+) -> dict[str, tuple[int, int]]:
     """(intra, inter) bytes that this rank sends forward and backward."""
     method = methods.load(name)(**options)
-    method.setup(mesh, kernels.load("reference"), causal=True)
+    method.setup(mesh, kernels.load("reference"), causal=causal)
     q, k, v = (
         torch.zeros(1, problem.q.shape[1] // mesh.world_size, *tensor.shape[2:], dtype=tensor.dtype)
         for tensor in (problem.q, problem.k, problem.v)
@@ -217,32 +225,46 @@ def test_bf16_on_32_ranks_is_at_most_twice_as_far_off_as_the_kernel_alone(
 
 def test_what_4_x_8_ranks_move(large_world: list[dict[str, Any]]) -> None:
     """28 inner and 3 outer hops of 2T forward; backward 3.03T a hop for burst, 4T for the double ring."""
-    bytes_local = (64 // 32) * 2 * 128 * 2  # T
+    local = (64 // 32) * 2 * 128 * 2  # T
     per_row = (64 // 32) * 2 * 4  # a float32 for each row and head
-
-    def moved(row: str) -> dict[str, Any]:
-        found = [world[f"bytes {row}"] for world in large_world]
-        assert all(one == found[0] for one in found) or row.startswith("zigzag")
-        return found[0]
-
-    burst = {"side": "q", "wire": "native"}
-    for options in (burst, {**burst, "head_groups": 2}):
-        step = 3 * bytes_local + 2 * per_row
-        assert round(step / bytes_local, 2) == 3.03
-        assert moved(f"burst {options}") == {
-            "forward": (28 * 2 * bytes_local, 3 * 2 * bytes_local),
-            "backward": (28 * step, 3 * step),
-        }
-    step = 4 * bytes_local + per_row
-    assert round(step / bytes_local, 2) == 4.02
-    assert moved(f"burst { ({**burst, 'opt_bwd': False}) }")["backward"] == (28 * step, 3 * step)
-    assert moved("double_ring {'wire': 'native'}") == {
-        "forward": (28 * 2 * bytes_local, 3 * 2 * bytes_local),
-        "backward": (28 * 4 * bytes_local, 3 * 4 * bytes_local),
+    flat = ("zigzag", MOVING[-1][1])
+    hops = {
+        "burst q": 2 * local + 2 * per_row + local,
+        "burst with O": 3 * local + per_row + local,
+        "double_ring": 2 * local + 2 * local,
     }
-    flat = [world["bytes zigzag {'wire': 'native'}"]["forward"] for world in large_world]
-    # A flat ring: all 31 hops of a node's last rank cross to the next node.
-    assert flat == [(0, 62 * bytes_local) if rank % 8 == 7 else (62 * bytes_local, 0) for rank in range(32)]
+    assert [round(size / local, 2) for size in hops.values()] == [3.03, 4.02, 4.0]
+    for name, options in MOVING:
+        forward, backward = (
+            [world[f"{name} {options} False"][way] for world in large_world]
+            for way in ("forward", "backward")
+        )
+        if (name, options) == flat:
+            # All 31 hops of a node's last rank cross to the next node, all others stay inside.
+            assert forward == [(0, 62 * local) if rank % 8 == 7 else (62 * local, 0) for rank in range(32)]
+            assert backward == [(0, 124 * local) if rank % 8 == 7 else (124 * local, 0) for rank in range(32)]
+            continue
+        kind = "burst with O" if "opt_bwd" in options else "burst q" if name == "burst" else name
+        hop = hops[kind]
+        assert forward == [(28 * 2 * local, 3 * 2 * local)] * 32
+        assert backward == [(28 * hop, 3 * hop)] * 32
+
+
+def test_under_a_causal_mask_only_the_rows_that_met_travel_home(large_world: list[dict[str, Any]]) -> None:
+    """Straight home inside the node: all rows of an earlier block of queries, half of a later one's."""
+    local = (64 // 32) * 2 * 128 * 2  # T
+    name, options = MOVING[0]
+    saved_by_all = 0
+    for rank, world in enumerate(large_world):
+        full, causal = (world[f"{name} {options} {mask}"] for mask in (False, True))
+        node, gpu = divmod(rank, 8)
+        sources = [(node - o) % 4 * 8 + (gpu - i) % 8 for o in range(4) for i in range(1, 8)]
+        meetings = [geometry.meeting("zigzag", source, rank, 2, True) for source in sources]
+        saved = sum(2 - len(range(2)[meet.queries]) for meet in meetings if meet) * local // 2
+        saved_by_all += saved
+        assert causal["forward"] == full["forward"]
+        assert causal["backward"] == (full["backward"][0] - saved, full["backward"][1])
+    assert saved_by_all == 32 * 28 * local // 4, "half of all pairs have a later contributor"
 
 
 # What a method says of itself
@@ -252,8 +274,10 @@ def test_what_4_x_8_ranks_move(large_world: list[dict[str, Any]]) -> None:
     ("name", "options", "says"),
     [
         ("zigzag", {"wire": "native"}, "31 hops of 2T forward and of 4T backward"),
-        ("double_ring", {}, "28 inner and 3 outer hops of 2T forward, of 6T and 4T backward"),
-        ("burst", {}, "28 inner and 3 outer hops of 2T forward, of 4.03T and 3.03T backward"),
+        ("zigzag", {}, "31 hops of 2T forward and of 6T backward"),
+        ("burst", {"wire": "float32"}, "of 3.03T and 4.03T backward"),
+        ("double_ring", {}, "28 inner and 3 outer hops of 2T forward, of 4T and 4T backward"),
+        ("burst", {}, "28 inner and 3 outer hops of 2T forward, of 3.03T and 3.03T backward"),
         ("burst", {"wire": "native", "opt_bwd": False}, "of 4.02T and 4.02T backward"),
         ("burst", {"wire": "native", "side": "kv"}, "of 4T and 4T backward"),
     ],

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import torch
 
-# Two pieces of this size are under way at a time, one on each track: what a smaller piece would save in
-# memory it would lose in kernels too short to hide their hops.
-PIECE_BYTES = 80 << 20
+# Two pieces of this size are under way at a time, one on each track. Larger ones take more memory and
+# leave more to wait for at the end; smaller ones are kernels too short for a GPU.
+PIECE_BYTES = 64 << 20
 # A second track pays where kernels take longer than the host needs to launch what goes with them.
-PIECE_BYTES_FOR_TWO_TRACKS = 40 << 20
+PIECE_BYTES_FOR_TWO_TRACKS = 32 << 20
 # Between nodes a window must not wait for a whole block: this many pieces, if they are not too small.
 PIECES_BETWEEN_NODES = 4
 PIECE_BYTES_BETWEEN_NODES = 10 << 20
@@ -47,19 +47,20 @@ def plan_for(
     num_heads_kv = k.shape[2]
     count = count or automatic(q.nbytes, num_heads_kv, nodes, tracks)
     if not tracks:
-        tracks = 2 if q.nbytes // count >= PIECE_BYTES_FOR_TWO_TRACKS else 1
+        tracks = 2 if count % 2 == 0 and q.nbytes // count >= PIECE_BYTES_FOR_TWO_TRACKS else 1
     return head_groups(q.shape[2], num_heads_kv, count), min(tracks, count)
 
 
 def automatic(block_bytes: int, num_heads_kv: int, nodes: int, tracks: int = 0) -> int:
     """How many groups a block is cut into: the fewest that keep a piece within its size."""
     wanted = -(-block_bytes // PIECE_BYTES)
-    if tracks == 2 or (not tracks and block_bytes >= 2 * PIECE_BYTES_FOR_TWO_TRACKS):
-        wanted = max(wanted, 2)
+    two = tracks == 2 or (not tracks and block_bytes >= 2 * PIECE_BYTES_FOR_TWO_TRACKS)
     if nodes > 1:
         wanted = max(wanted, min(PIECES_BETWEEN_NODES, block_bytes // PIECE_BYTES_BETWEEN_NODES))
     divisors = [count for count in range(1, num_heads_kv + 1) if num_heads_kv % count == 0]
-    return next((count for count in divisors if count >= wanted), num_heads_kv)
+    enough = [count for count in divisors if count >= wanted]
+    even = [count for count in enough if count % 2 == 0]  # as many for each of two tracks
+    return next(iter(even if two and even else enough), num_heads_kv)
 
 
 def reason_not(count: object, num_heads_kv: int) -> str | None:

@@ -1,6 +1,7 @@
 """The memory of one iteration: its peak beyond the inputs on every rank, the device's own figure beside it.
 
-On CUDA the caching allocator counts exactly what was allocated. On CPU the kernel's high-water mark of the
+On CUDA the caching allocator counts exactly what was allocated; what a transport took from the driver behind
+its back is added. On CPU the kernel's high-water mark of the
 resident set is reset before the iteration and read after it (where it may not be reset, a thread samples).
 """
 
@@ -18,6 +19,7 @@ import torch
 
 from ringmark.bench import gather
 from ringmark.bench.problem import Problem
+from ringmark.comm import copy_engine
 from ringmark.comm.mesh import Mesh
 from ringmark.record import Memory
 
@@ -47,7 +49,7 @@ def _on_cuda(body: Callable[[], object], problem: Problem, mesh: Mesh) -> tuple[
     torch.cuda.reset_peak_memory_stats(mesh.device)
     body()
     torch.cuda.synchronize(mesh.device)
-    peak = torch.cuda.max_memory_allocated(mesh.device) / MIB
+    peak = (torch.cuda.max_memory_allocated(mesh.device) + copy_engine.allocated_bytes()) / MIB
     free, total = torch.cuda.mem_get_info(mesh.device)
     return peak, problem.inputs_mib, (total - free) / MIB
 

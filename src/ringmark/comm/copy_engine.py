@@ -1,16 +1,17 @@
-"""A ring on copy engines: a parcel is written straight into the next GPU's memory, without any SM.
+"""A ring on copy engines: a parcel is written straight into another GPU's memory, without any SM.
 
-    us    ready(prev) ........ wait ready(us) -> copy into next's slot -> data(next)
-    next  ready(us) .......... wait ready(next) -> copy ...                wait data(next): it is here
+    us      ready(source) ...... wait ready(us) -> copy into target's slot -> data(target)
+    target  ready(us) .......... wait ready(target) -> copy ...               wait data(target): it is here
 
-Each GPU owns slots of symmetric memory that its previous member may write. All ranks run one program, so a
-hop uses the same slot everywhere. `ready` says that a slot may be written, `data` that it has been; both are
-counters in memory that the streams themselves write and wait for (comm/stream_flags.py), so neither the host
-nor a kernel waits. Slots are kept for the life of the ring: making one is slow and all members take part.
+Each GPU owns slots of symmetric memory that any member may write. All ranks run one program, so a hop uses
+the same slot everywhere. `ready` says that a slot may be written, `data` that it has been; both are counters
+in memory that the streams themselves write and wait for (comm/stream_flags.py), so neither the host nor a
+kernel waits. Slots are kept for the life of the ring: making one is slow and all members take part.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -40,11 +41,32 @@ def unavailable() -> str | None:
     return Flags.unavailable()
 
 
+def suits(mesh: Mesh) -> bool:
+    """Whether it can be chosen unasked: it is there, and the GPUs of this node see each other's memory."""
+    if mesh.device.type != "cuda" or unavailable() is not None:
+        return False
+    here = mesh.device.index or 0
+    others = [other for other in range(torch.cuda.device_count()) if other != here]
+    on_node = min(mesh.world_size, (mesh._base or mesh).gpus)
+    return len(others) >= on_node - 1 and all(
+        torch.cuda.can_device_access_peer(here, other) for other in others
+    )
+
+
+# Symmetric memory comes straight from the driver: torch's allocator does not count it.
+_living: dict[int, int] = {}
+
+
+def allocated_bytes() -> int:
+    """The symmetric memory that this process holds."""
+    return sum(_living.values())
+
+
 class Slot(NamedTuple):
-    """Memory of ours that the previous member writes, and the next member's that we write."""
+    """A piece of symmetric memory: ours, which others write, and that of every member, by position."""
 
     ours: torch.Tensor
-    theirs: torch.Tensor
+    of_members: Sequence[torch.Tensor]
 
 
 class SlotParcel(Parcel):
@@ -52,7 +74,7 @@ class SlotParcel(Parcel):
 
     def __init__(self, slot: Slot, kind: Signature, pool: Pool) -> None:
         super().__init__(views(slot.ours, kind), pool)
-        self.slot, self.theirs = slot, views(slot.theirs, kind)
+        self.slot = slot
 
 
 class SlotPool(Pool):
@@ -64,8 +86,10 @@ class SlotPool(Pool):
         self._free_slots: list[Slot] = []
         self.num_bytes = 0
 
-    def take(self, signature: Signature) -> SlotParcel:
-        needed = span(signature)
+    def take(self, signature: Signature, room: Signature | None = None) -> SlotParcel:
+        """A slot for a parcel, chosen by `room`, which must be the same on every rank."""
+        needed = span(room or signature)
+        assert span(signature) <= needed, "a parcel is larger than the room that was made for it"
         for index, slot in enumerate(self._free_slots):
             if slot.ours.numel() >= needed:
                 return SlotParcel(self._free_slots.pop(index), signature, self)
@@ -94,7 +118,7 @@ def offsets(signature: Signature) -> list[tuple[int, int]]:
 
 def span(signature: Signature) -> int:
     """The bytes that a parcel takes in a slot."""
-    return offsets(signature)[-1][1]
+    return offsets(signature)[-1][1] if signature else 0
 
 
 def views(memory: torch.Tensor, signature: Signature) -> Sequence[torch.Tensor]:
@@ -119,64 +143,69 @@ class CopyEngineRing(Ring):
     def transport(self) -> str:
         return "copy_engine"
 
-    def _exchange(self, parcel: Parcel) -> Hop:
+    def _exchange(self, parcel: Parcel, arriving: Signature, steps: int, room: Signature) -> Hop:
         flags, side = self._prepared()
-        arriving = self.slots.take(signature(parcel.tensors))
+        received = self.slots.take(arriving, room)
         self._num_hops += 1
+        number, target, source = self._num_hops, self.place(steps), self.place(-steps)
+        theirs = views(received.slot.of_members[target], signature(parcel.tensors))
         # By all that is enqueued so far, what is sent has been computed and what the slot held has been read.
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            flags.say_ready(self._num_hops)
-            flags.wait_ready(self._num_hops)
-            for theirs, mine in zip(arriving.theirs, parcel.tensors):
-                theirs.copy_(mine, non_blocking=True)
-            flags.say_data(self._num_hops)
+            flags.say_ready(source, number)
+            flags.wait_ready(target, number)
+            for into, mine in zip(theirs, parcel.tensors):
+                into.copy_(mine, non_blocking=True)
+            flags.say_data(target, number)
             copied = side.record_event()
-        return _Copy(flags, self._num_hops, copied, parcel.hold(), arriving)
+        return _Copy(flags, source, number, copied, parcel.hold(), received)
 
     def _prepared(self) -> tuple[Flags, torch.cuda.Stream]:
         if self._flags is None or self._side is None:
-            mine, at_next, at_previous = self._symmetric(Flags.NUM_WORDS * 4)
-            mine.zero_()
-            self._flags = Flags(mine, at_next=at_next, at_previous=at_previous)
+            ours, of_members = self._make_slot(Flags.num_bytes(self.size))
+            ours.zero_()
+            self._flags = Flags(ours, of_members, self.group.position)
             self._side = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
             dist.barrier(self.group.process_group)  # nobody writes a flag before everybody has cleared theirs
         return self._flags, self._side
 
     def _make_slot(self, num_bytes: int) -> Slot:
-        ours, theirs, _ = self._symmetric(num_bytes)
-        return Slot(ours, theirs)
-
-    def _symmetric(self, num_bytes: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Symmetric memory: ours, and the same at the next and at the previous member."""
+        """Symmetric memory: made by all members at the same point of their program."""
         from torch.distributed import _symmetric_memory as symmetric
 
         group = self.group.process_group
         assert group is not None
         ours = symmetric.empty(num_bytes, dtype=torch.uint8, device=self.mesh.device)
         handle = symmetric.rendezvous(ours, group=group)
-        here, size = self.group.position, self.group.size
+        _living[id(ours)] = num_bytes
+        weakref.finalize(ours, _living.pop, id(ours))
 
         def at(place: int) -> torch.Tensor:
             if hasattr(handle, "get_remote_tensor"):  # knows where in its allocation the tensor lies
                 return handle.get_remote_tensor(place, (num_bytes,), torch.uint8)
             return handle.get_buffer(place, (num_bytes,), torch.uint8)
 
-        return ours, at((here + 1) % size), at((here - 1) % size)
+        return Slot(ours, [at(place) for place in range(self.size)])
 
 
 class _Copy:
     """A hop by copy engine."""
 
     def __init__(
-        self, flags: Flags, number: int, copied: torch.cuda.Event, leaving: Parcel, arriving: Parcel
+        self,
+        flags: Flags,
+        source: int,
+        number: int,
+        copied: torch.cuda.Event,
+        leaving: Parcel,
+        arriving: Parcel,
     ) -> None:
-        self._flags, self._number, self._copied = flags, number, copied
+        self._flags, self._source, self._number, self._copied = flags, source, number, copied
         self._leaving, self._arriving = leaving, arriving
 
     def wait(self) -> Parcel:
-        self._flags.wait_data(self._number)
+        self._flags.wait_data(self._source, self._number)
         torch.cuda.current_stream().wait_event(self._copied)
         self._leaving.drop()
         return self._arriving

@@ -1,33 +1,39 @@
-"""Homeward: sums that trail the blocks round the mesh and end at the rank that owns them.
+"""Homeward: sums that follow the blocks round the mesh and end at the rank that owns them.
 
-Each rank adds its contribution to what has arrived from the previous one and posts it on; the sum for a block
-always goes where the block itself goes next. What a rank computes for its own block never travels:
+Inside a node every GPU is as near as the next, so a contribution goes straight to the owner's column, as the
+kernel returned it, and only the rows that it has; it is added there in float32 (class Straight):
 
-    own pair         stays                                    (window 0, turn 0)
+    own window       turns 1 .. I-1 straight to the owner              I - 1 inner hops
+    other windows    turns 1 .. I-1 straight to the owner's column,    I - 1 inner hops
+                     the sum of the window on to the next node         1 outer hop
+
+A ring whose neighbours are on several nodes passes its sums on from rank to rank as it does its blocks (class
+Trailing), since only the links between neighbours are what it wants to load:
+
     own window       turns 1 .. I-1, kept one gpu before home           I - 2 inner hops
     other windows    turns 0 .. I-1, then on to the next node, where    I - 1 inner hops, 1 outer hop each
                      the next window's sum is added to it
     at the end       the outer sum meets the kept one and goes home     1 inner hop
 
-A mesh of J x I needs J (I - 1) inner and J - 1 outer hops: as many as the blocks themselves, so every hop can
-hide under a computation. (One more of each is needed where the own contribution travels too.)
+Either way a mesh of J x I needs J (I - 1) inner and J - 1 outer hops: as many as the blocks themselves, so
+every hop can hide under a computation. What a rank computes for its own block never travels.
 
-Sums of two or more are float32 wherever they lie. `wire` says what the hops carry of them: 'float32', the
-model's dtype ('native'), or 'auto': float32 inside a node, where links are fast, and the model's dtype
-between nodes, where it is rounded once for each node. What a single rank contributed is in the model's dtype
-already: it waits, and makes its first hop, as the kernel returned it.
+Sums of two or more are float32 wherever they lie. `wire` says what hops carry of them: 'float32', the model's
+dtype ('native'), or 'auto': float32 inside a node, where links are fast, and the model's dtype between nodes,
+where it is rounded once for each node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from ringmark.comm.parcel import Parcel, signature
+from ringmark.comm.parcel import Parcel, Signature, signature
 from ringmark.comm.ring import Hop
 from ringmark.comm.route import Route, Stop
 from ringmark.kernels.merge import add_, wide
+from ringmark.kernels.running import Running
 
 WIRES = ("auto", "native", "float32")
 ALL = slice(None)
@@ -40,8 +46,131 @@ def wire_dtypes(native: torch.dtype, wire: str) -> tuple[torch.dtype, torch.dtyp
     return native if wire == "native" else wide(native), wide(native) if wire == "float32" else native
 
 
-class Homeward:
-    """Brings home sums for every piece, each into its view of the results."""
+Covers = Callable[[int, int], slice | None]
+
+
+def homeward(
+    route: Route, results: Sequence[Sequence[torch.Tensor]], wire: str, covers: Covers
+) -> Straight | Trailing:
+    """Brings home sums for every piece.
+
+    `results[piece]`: the views (B, S, H of the piece, D) that the finished sums are written into;
+    `covers(owner, contributor)`: the rows of the owner's block that a rank contributes to, or None.
+    """
+    if route.inner.within_a_node:
+        return Straight(route, results, wire, covers)
+    return Trailing(route, results, wire)
+
+
+class Straight:
+    """Contributions that go to the owner's column at once and are added there."""
+
+    def __init__(
+        self, route: Route, results: Sequence[Sequence[torch.Tensor]], wire: str, covers: Covers
+    ) -> None:
+        self.route, self.results, self.covers = route, results, covers
+        self.outer_dtype = wire_dtypes(results[0][0].dtype, wire)[1]
+        self._sums: dict[tuple[int, int], list[Running]] = {}  # of a window and a piece
+        self._missing: dict[tuple[int, int], int] = {}  # contributions that a sum waits for
+        self._borrowed: dict[tuple[int, int], list[Parcel]] = {}  # whose tensors a sum may have kept
+        self._under_way: list[tuple[Stop, Hop]] = []
+        self._between: dict[int, Hop] = {}  # the earlier windows', between nodes
+
+    def add(self, stop: Stop, rows: slice = ALL, parts: Sequence[torch.Tensor] | None = None) -> None:
+        """This rank's contribution at a stop: `parts` for `rows` of the block, or None for nothing."""
+        earlier, self._under_way = self._under_way, []
+        if stop.turn == 0:
+            self._contribute(stop, rows, parts)
+        else:
+            parcel = Parcel([part.contiguous() for part in parts or ()])
+            hop = self.route.inner.exchange(
+                parcel, self._arriving(stop), -stop.turn, signature(self.results[stop.piece])
+            )
+            parcel.drop()
+            self._under_way.append((stop, hop))
+        for then, hop in earlier:  # their hops have had this stop's computation to hide under
+            self._receive(then, hop)
+
+    def finish(self) -> None:
+        """After the last stop: wait for what is still under way."""
+        for then, hop in self._under_way:
+            self._receive(then, hop)
+        for piece, hop in list(self._between.items()):
+            arrived = hop.wait()
+            for running, part, result in zip(
+                self._sums.pop((0, piece)), arrived.tensors, self.results[piece], strict=True
+            ):
+                running.add(part, ALL, into=result)
+            arrived.drop()
+            self._return((0, piece))
+        assert not self._sums, "a sum is still waiting for somebody"
+        self.route.pool.clear()
+
+    def _rows(self, stop: Stop) -> slice | None:
+        """The rows that arrive at a stop, of the block in this rank's column: sent from `turn` gpus on."""
+        mesh = self.route.mesh
+        contributor = mesh.node * mesh.gpus + (mesh.gpu + stop.turn) % mesh.gpus
+        return self.covers(self.route.source(stop.window, 0), contributor)
+
+    def _arriving(self, stop: Stop) -> Signature:
+        rows = self._rows(stop)
+        if rows is None:
+            return ()
+        return signature([result[:, rows] for result in self.results[stop.piece]])
+
+    def _receive(self, stop: Stop, hop: Hop) -> None:
+        arrived = hop.wait()
+        rows = self._rows(stop)
+        self._borrowed.setdefault((stop.window, stop.piece), []).append(arrived)
+        self._contribute(stop, rows or ALL, arrived.tensors or None)
+
+    def _contribute(self, stop: Stop, rows: slice, parts: Sequence[torch.Tensor] | None) -> None:
+        """Add what one GPU of this node has for the block in our column."""
+        key, results = (stop.window, stop.piece), self.results[stop.piece]
+        sums = self._sums.setdefault(key, [Running(result) for result in results])
+        missing = self._missing[key] = self._missing.get(key, self.route.inner.size) - 1
+        home = stop.window == 0 and self.route.outer.size == 1
+        for index, running in enumerate(sums):
+            into = results[index] if home and not missing else None
+            running.add(parts[index] if parts else None, rows, into=into)
+        self._return(key)
+        if missing:
+            return
+        del self._missing[key]
+        if home:
+            del self._sums[key]
+            self._return(key)
+        elif stop.window:
+            self._leave(stop)
+
+    def _leave(self, stop: Stop) -> None:
+        """A window's sum is complete, but the node is not its home: on to the next node."""
+        key = (stop.window, stop.piece)
+        earlier = self._between.pop(stop.piece).wait() if stop.piece in self._between else None
+        leaving = self.route.pool.take(signature(self.results[stop.piece], self.outer_dtype))
+        for index, running in enumerate(self._sums.pop(key)):
+            part = earlier.tensors[index] if earlier is not None else None
+            running.add(part, ALL, into=leaving.tensors[index])
+        if earlier is not None:
+            earlier.drop()
+        self._return(key)
+        self._between[stop.piece] = self.route.outer.post(leaving)
+        leaving.drop()
+
+    def _return(self, key: tuple[int, int]) -> None:
+        """Give back the parcels that a sum no longer needs: all but one that it began with, as it came."""
+        sums, kept = self._sums.get(key, []), []
+        for parcel in self._borrowed.pop(key, []):
+            if any(running.holds(tensor) for running, tensor in zip(sums, parcel.tensors)):
+                kept.append(parcel)
+            else:
+                parcel.drop()
+        if kept:
+            self._borrowed[key] = kept
+
+
+class Trailing:
+    """Sums that are passed on behind the blocks."""
 
     def __init__(self, route: Route, results: Sequence[Sequence[torch.Tensor]], wire: str = "auto") -> None:
         """`results[piece]`: the views (B, S, H of the piece, D) that the finished sums are written into."""

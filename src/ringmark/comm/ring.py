@@ -4,7 +4,8 @@
                                              ... compute ...
                                              parcel = hop.wait()         what the previous member posted
 
-A ring of one member gives back what it was given. Every byte sent is counted in the mesh's traffic.
+A ring of one member gives back what it was given. Every byte sent is counted in the mesh's traffic. Inside a
+node, where every member is as near as the next, a parcel may also go several steps at once: `exchange`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from ringmark.comm.mesh import OPEN_LANE, Axis, Lane, Mesh
-from ringmark.comm.parcel import Parcel, Pool, signature
+from ringmark.comm.parcel import Parcel, Pool, Signature, signature
 
 
 class Hop(Protocol):
@@ -30,8 +31,6 @@ class Ring:
     def __init__(self, mesh: Mesh, axis: Axis, purpose: str, pool: Pool, lane: Lane = OPEN_LANE) -> None:
         self.mesh, self.pool = mesh, pool
         self.group = mesh.group(axis, purpose, lane)
-        members, here = self.group.members, self.group.position
-        self.next, self.previous = members[(here + 1) % len(members)], members[here - 1]
 
     @property
     def size(self) -> int:
@@ -42,20 +41,41 @@ class Ring:
         """What moves the bytes."""
         return self.mesh.backend
 
+    @property
+    def within_a_node(self) -> bool:
+        """Whether every member is as near as the next."""
+        return all(self.mesh.same_node(member) for member in self.group.members)
+
+    def place(self, steps: int) -> int:
+        """The position of the member so many steps on, or back if it is negative."""
+        return (self.group.position + steps) % self.size
+
     def post(self, parcel: Parcel) -> Hop:
         """Send a parcel on and receive one of the same kind; its tensors must not change until the wait."""
         if self.size == 1:
             return _Stay(parcel.hold())
-        self.mesh.traffic.count(parcel.num_bytes, same_node=self.mesh.same_node(self.next))
-        return self._exchange(parcel)
+        kind = signature(parcel.tensors)
+        return self.exchange(parcel, kind, 1, kind)
 
-    def _exchange(self, parcel: Parcel) -> Hop:
-        arriving = self.pool.take(signature(parcel.tensors))
-        group = self.group.process_group
+    def exchange(self, parcel: Parcel, arriving: Signature, steps: int, room: Signature) -> Hop:
+        """Send a parcel to the member `steps` on, and receive one of kind `arriving` from as far behind.
+
+        A parcel of no tensors is not sent, a kind of none not received. `room`: a kind that is the same on
+        every member and as large as anything sent here.
+        """
+        if parcel.tensors:
+            target = self.group.members[self.place(steps)]
+            self.mesh.traffic.count(parcel.num_bytes, same_node=self.mesh.same_node(target))
+        return self._exchange(parcel, arriving, steps, room)
+
+    def _exchange(self, parcel: Parcel, arriving: Signature, steps: int, room: Signature) -> Hop:
+        received = self.pool.take(arriving)
+        group, members = self.group.process_group, self.group.members
+        target, source = members[self.place(steps)], members[self.place(-steps)]
         # All in one batch: NCCL runs it as one kernel, in which sends and receives cannot block each other.
-        sends = [dist.P2POp(dist.isend, tensor, self.next, group) for tensor in parcel.tensors]
-        receives = [dist.P2POp(dist.irecv, tensor, self.previous, group) for tensor in arriving.tensors]
-        return _Exchange(dist.batch_isend_irecv(sends + receives), parcel.hold(), arriving)
+        works = [dist.P2POp(dist.isend, tensor, target, group) for tensor in parcel.tensors]
+        works += [dist.P2POp(dist.irecv, tensor, source, group) for tensor in received.tensors]
+        return _Exchange(dist.batch_isend_irecv(works) if works else [], parcel.hold(), received)
 
 
 class _Stay:

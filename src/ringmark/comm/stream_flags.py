@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import torch
 WAIT_UNTIL_AT_LEAST = 0x0
 WRITE_AFTER_EVERYTHING = 0x0
 READY, DATA = 0, 1
+LINE = 128  # bytes: a cache line each, as two GPUs write them
 
 
 @functools.cache
@@ -30,13 +32,20 @@ def _driver() -> Any:
 
 
 class Flags:
-    """The counters of one ring: our own, and those that we raise at the next and the previous member."""
+    """The counters of one ring: two for each member in our own memory, and ours in theirs.
 
-    NUM_WORDS = 64
+    Every hop of a ring has a number that is the same on all members and grows from hop to hop.
+    """
 
-    def __init__(self, mine: torch.Tensor, at_next: torch.Tensor, at_previous: torch.Tensor) -> None:
-        self._memory = (mine, at_next, at_previous)  # kept alive: only their addresses are used
-        self._mine, self._next, self._previous = (tensor.data_ptr() for tensor in self._memory)
+    def __init__(self, ours: torch.Tensor, of_members: Sequence[torch.Tensor], position: int) -> None:
+        self._memory = (ours, of_members)  # kept alive: only their addresses are used
+        self._ours, self._theirs = ours.data_ptr(), [tensor.data_ptr() for tensor in of_members]
+        self._position = position
+
+    @staticmethod
+    def num_bytes(members: int) -> int:
+        """The memory that they take."""
+        return 2 * members * LINE
 
     @staticmethod
     def unavailable() -> str | None:
@@ -47,36 +56,33 @@ class Flags:
             return f"the CUDA driver has no stream memory operations: {error}"
         return None
 
-    def say_ready(self, number: int) -> None:
-        """Tell the previous member that our slot for this hop may be written."""
-        self._write(self._previous, READY, number)
+    def say_ready(self, source: int, number: int) -> None:
+        """Tell a member that our slot for this hop may be written."""
+        self._write(self._theirs[source] + _place(READY, self._position), number)
 
-    def wait_ready(self, number: int) -> None:
-        """Wait until the next member's slot may be written."""
-        self._wait(READY, number)
+    def wait_ready(self, target: int, number: int) -> None:
+        """Wait until a member's slot may be written."""
+        self._wait(_place(READY, target), number)
 
-    def say_data(self, number: int) -> None:
-        """Tell the next member that its slot has been written."""
-        self._write(self._next, DATA, number)
+    def say_data(self, target: int, number: int) -> None:
+        """Tell a member that its slot has been written."""
+        self._write(self._theirs[target] + _place(DATA, self._position), number)
 
-    def wait_data(self, number: int) -> None:
-        """Wait until our slot has been written."""
-        self._wait(DATA, number)
+    def wait_data(self, source: int, number: int) -> None:
+        """Wait until our slot has been written by a member."""
+        self._wait(_place(DATA, source), number)
 
-    def _write(self, address: int, word: int, number: int) -> None:
+    def _write(self, address: int, number: int) -> None:
         stream = torch.cuda.current_stream().cuda_stream
-        address += _place(word)
         _check(_driver().cuStreamWriteValue32_v2(stream, address, number, WRITE_AFTER_EVERYTHING))
 
-    def _wait(self, word: int, number: int) -> None:
+    def _wait(self, offset: int, number: int) -> None:
         stream = torch.cuda.current_stream().cuda_stream
-        _check(
-            _driver().cuStreamWaitValue32_v2(stream, self._mine + _place(word), number, WAIT_UNTIL_AT_LEAST)
-        )
+        _check(_driver().cuStreamWaitValue32_v2(stream, self._ours + offset, number, WAIT_UNTIL_AT_LEAST))
 
 
-def _place(word: int) -> int:
-    return 128 * word  # a cache line each: two GPUs write them
+def _place(word: int, member: int) -> int:
+    return LINE * (2 * member + word)
 
 
 def _check(status: int) -> None:

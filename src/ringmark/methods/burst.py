@@ -20,7 +20,7 @@ import torch
 
 from ringmark.accumulate import Gradient
 from ringmark.cell import Cell, OptionValue
-from ringmark.comm.homeward import Homeward, wire_dtypes
+from ringmark.comm.homeward import homeward, wire_dtypes
 from ringmark.comm.tracks import Track
 from ringmark.geometry import Meeting
 from ringmark.heads import HeadGroup
@@ -68,8 +68,12 @@ class Method(double_ring.Method):
         dq, dk, dv = torch.empty_like(q), Gradient(k), Gradient(v)
         delta = base.row_dot(dout, out) if self.opt_bwd else None
 
+        def queries_met(owner: int, contributor: int) -> slice | None:
+            meet = self.meeting(owner, contributor, q)
+            return meet and meet.queries
+
         def walk(track: Track, groups: list[HeadGroup]) -> Iterator[None]:
-            home = Homeward(track.sums, [(dq[:, :, group.q],) for group in groups], self.wire)
+            home = homeward(track.sums, [(dq[:, :, group.q],) for group in groups], self.wire, queries_met)
             blocks = [
                 (
                     q[:, :, g.q],
@@ -130,7 +134,8 @@ class Method(double_ring.Method):
         if choice == "auto":
             # The slowest link that is there decides: between nodes if there are any.
             inner, outer = wire_dtypes(q.dtype, self.wire)
-            carried = outer if self.blocks.outer.size > 1 else inner
+            straight = q.dtype if self.blocks.inner.within_a_node else inner
+            carried = outer if self.blocks.outer.size > 1 else straight
             bytes_q, bytes_kv = hop_bytes(q.numel(), k.numel(), q.shape[3], q.dtype, carried, self.opt_bwd)
             choice = "q" if bytes_q <= bytes_kv else "kv"
         self._ran_side = choice

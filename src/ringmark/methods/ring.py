@@ -20,7 +20,7 @@ from ringmark import heads, layout
 from ringmark.accumulate import Gradient, Output
 from ringmark.cell import Cell, MeshShape, OptionValue
 from ringmark.comm import copy_engine
-from ringmark.comm.homeward import WIRES, Homeward, wire_dtypes
+from ringmark.comm.homeward import WIRES, homeward, wire_dtypes
 from ringmark.comm.mesh import Lane, Mesh
 from ringmark.comm.route import Route
 from ringmark.comm.tracks import Track, Tracks
@@ -29,7 +29,7 @@ from ringmark.kernels.base import Kernel
 from ringmark.methods import base
 
 PRIORITIES = ("normal", "high")
-TRANSPORTS = ("send_recv", "copy_engine")
+TRANSPORTS = ("auto", "send_recv", "copy_engine")
 
 
 class Method(base.Method):
@@ -43,7 +43,7 @@ class Method(base.Method):
         "wire": "auto",
         "ctas": 0,
         "priority": "high",
-        "transport": "send_recv",
+        "transport": "auto",
     }
 
     def unavailable(self) -> str | None:
@@ -72,11 +72,12 @@ class Method(base.Method):
         return mesh.view(*self.levels(mesh.nodes, mesh.gpus))
 
     def moves(self, mesh: MeshShape) -> str:
-        """What a rank sends in an iteration, in local tensors T (bf16, as many kv heads as heads)."""
+        """What a rank sends at most in an iteration, in local tensors T (bf16, as many kv heads as heads)."""
         outer, inner = self.levels(mesh.nodes, mesh.gpus)
-        carried = [
-            dtype.itemsize / torch.bfloat16.itemsize for dtype in wire_dtypes(torch.bfloat16, self.wire)
-        ]
+        sums = list(wire_dtypes(torch.bfloat16, self.wire))
+        if outer > 1 or mesh.nodes == 1:  # inside a node contributions go straight home, as they are
+            sums[0] = torch.bfloat16
+        carried = [dtype.itemsize / torch.bfloat16.itemsize for dtype in sums]
         back_inner, back_outer = (self.backward_hop(one) for one in carried)
         if outer == 1:
             return f"{inner - 1} hops of 2T forward and of {back_inner:.3g}T backward"
@@ -91,7 +92,8 @@ class Method(base.Method):
 
     def setup(self, mesh: Mesh, kernel: Kernel, *, causal: bool, scale: float | None = None) -> None:
         super().setup(mesh, kernel, causal=causal, scale=scale)
-        by_copy_engine = self.options["transport"] == "copy_engine"
+        transport = self.options["transport"]
+        by_copy_engine = transport == "copy_engine" or (transport == "auto" and copy_engine.suits(mesh))
         lane = Lane(int(self.options["ctas"]), self.options["priority"] == "high", by_copy_engine)
         self.tracks = Tracks(self.topology(mesh), lane)
 
@@ -128,8 +130,13 @@ class Method(base.Method):
         delta = base.delta_for(self.kernel, dout, out, lse)
         dq, dk, dv = Gradient(q), torch.empty_like(k), torch.empty_like(v)
 
+        def keys_met(owner: int, contributor: int) -> slice | None:
+            meet = self.meeting(contributor, owner, q)
+            return meet and meet.keys
+
         def walk(track: Track, groups: list[heads.HeadGroup]) -> Iterator[None]:
-            home = Homeward(track.sums, [(dk[:, :, g.kv], dv[:, :, g.kv]) for g in groups], self.wire)
+            results = [(dk[:, :, g.kv], dv[:, :, g.kv]) for g in groups]
+            home = homeward(track.sums, results, self.wire, keys_met)
             blocks = [(k[:, :, group.kv], v[:, :, group.kv]) for group in groups]
             for stop in track.blocks.travel(blocks, homeward=True):
                 group, meet = groups[stop.piece], self.meeting(self.mesh.rank, stop.source, q)

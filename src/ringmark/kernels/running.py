@@ -1,0 +1,71 @@
+"""A running sum of parts of one tensor: no pass over memory that adds nothing.
+
+    first part     kept as it came, if it covers every row
+    second part    kept + part  -> a float32 sum
+    then           sum += part
+    last part      sum + part   -> the result, rounded once
+
+A part covers some rows; a last call may come without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ringmark.kernels.merge import add_, wide
+
+Combine = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+NOTHING = slice(0, 0)
+
+
+def _add(held: torch.Tensor, part: torch.Tensor, into: torch.Tensor) -> None:
+    add_(held, part, into=into)
+
+
+class Running:
+    """The sum of what has been added so far to a tensor like `like` (B, S, H, D)."""
+
+    def __init__(self, like: torch.Tensor) -> None:
+        self._like = like
+        self._held: torch.Tensor | None = None
+
+    def add(
+        self,
+        part: torch.Tensor | None,
+        rows: slice,
+        *,
+        into: torch.Tensor | None = None,
+        combine: Combine = _add,
+    ) -> None:
+        """Put a part in; `into` says that it is the last, and where the result goes.
+
+        `combine(held, part, into)` does it for the rows that the part covers.
+        """
+        begin, end, _ = (rows if part is not None else NOTHING).indices(self._like.shape[1])
+        held, self._held = self._held, None
+        if held is None:
+            if into is None and part is not None and part.shape == self._like.shape:
+                self._held = part
+                return
+            target = self._wide() if into is None else into
+            target[:, :begin].zero_()
+            target[:, end:].zero_()
+            if part is not None:
+                target[:, begin:end].copy_(part)
+        else:
+            target = into if into is not None else held if held.dtype == wide(held.dtype) else self._wide()
+            if part is not None:
+                combine(held[:, begin:end], part, target[:, begin:end])
+            if target is not held:
+                target[:, :begin].copy_(held[:, :begin])
+                target[:, end:].copy_(held[:, end:])
+        self._held = target if into is None else None
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the sum is this tensor itself, a first part that nothing has been added to."""
+        return self._held is tensor
+
+    def _wide(self) -> torch.Tensor:
+        return torch.empty(self._like.shape, dtype=wide(self._like.dtype), device=self._like.device)
