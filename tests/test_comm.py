@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -10,13 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmark import methods
+import exact
+from ringmark import kernels, methods
 from ringmark.comm.copy_engine import Slot, SlotPool
 from ringmark.comm.homeward import homeward
 from ringmark.comm.mesh import Mesh
-from ringmark.comm.parcel import Parcel, Pool, signature
+from ringmark.comm.parcel import Parcel, Pool, Signature, signature
 from ringmark.comm.plan import Block, Step, order, plan
-from ringmark.comm.ring import Ring
+from ringmark.comm.ring import Hop, Ring
 from ringmark.comm.route import Route
 from ringmark.errors import UserError
 from world import WorldError, run_world
@@ -308,3 +310,61 @@ def test_a_ring_of_one_gives_back_what_it_was_given() -> None:
         parcel.drop()
         assert hop.wait() is parcel
     assert parcel.users == 1
+
+
+class SlotRing(Ring):
+    """gloo that receives into slots, as the copy engines do, and writes down which."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.taken: list[tuple[int, int]] = []
+        self.slots = SlotPool(CPU, self._allocate)
+        self._numbers: dict[int, int] = {}
+
+    def _allocate(self, num_bytes: int) -> Slot:
+        slot = Slot(torch.zeros(num_bytes, dtype=torch.uint8), [])
+        self._numbers[id(slot)] = len(self._numbers)
+        return slot
+
+    def _exchange(self, parcel: Parcel, arriving: Signature, steps: int, room: Signature) -> Hop:
+        received = self.slots.take(arriving, room)
+        self.taken.append((self._numbers[id(received.slot)], len(self._numbers)))
+        self.pool = mock.Mock(take=lambda kind: received)
+        return super()._exchange(parcel, arriving, steps, room)
+
+
+def check_slots(mesh: Mesh) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    problem = exact.make(64, heads=(4, 4))
+    for name, options in [
+        ("burst", {"side": "q", "head_groups": 2}),
+        ("burst", {"side": "q", "head_groups": 4, "tracks": 2, "layout": "striped"}),
+        ("double_ring", {"head_groups": 1}),
+        ("zigzag", {"head_groups": 2, "wire": "native"}),
+        ("ring", {}),
+    ]:
+        rings: list[SlotRing] = []
+
+        def make(*args: Any) -> Ring:
+            ring = SlotRing(*args)
+            rings.append(ring)  # noqa: B023 - called in this turn of the loop
+            return ring
+
+        method = methods.load(name)(**options)
+        with mock.patch(
+            "ringmark.comm.route._ring",
+            lambda mesh, axis, purpose, pool, lane: make(mesh, axis, purpose, pool),
+        ):
+            results = exact.run(method, mesh, kernels.load("reference"), problem)
+        assert max(exact.errors(results, method.layout, mesh, problem).values()) < 1e-5
+        found[f"{name} {options}"] = [ring.taken for ring in rings]
+    return found
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_every_rank_takes_the_same_slots_whatever_its_rows(nodes: int) -> None:
+    """The one rule of the copy engines: a rank writes into the slot that it would take itself."""
+    first, *others = run_world(4, check_slots, nodes=nodes)
+    for row, taken in first.items():
+        assert sum(map(len, taken)) > 0
+        assert all(other[row] == taken for other in others), row

@@ -72,7 +72,6 @@ class Straight:
         self.outer_dtype = wire_dtypes(results[0][0].dtype, wire)[1]
         self._sums: dict[tuple[int, int], list[Running]] = {}  # of a window and a piece
         self._missing: dict[tuple[int, int], int] = {}  # contributions that a sum waits for
-        self._borrowed: dict[tuple[int, int], list[Parcel]] = {}  # whose tensors a sum may have kept
         self._under_way: list[tuple[Stop, Hop]] = []
         self._between: dict[int, Hop] = {}  # the earlier windows', between nodes
 
@@ -80,7 +79,7 @@ class Straight:
         """This rank's contribution at a stop: `parts` for `rows` of the block, or None for nothing."""
         earlier, self._under_way = self._under_way, []
         if stop.turn == 0:
-            self._contribute(stop, rows, parts)
+            self._contribute(stop, rows, parts, keep=True)
         else:
             parcel = Parcel([part.contiguous() for part in parts or ()])
             hop = self.route.inner.exchange(
@@ -102,7 +101,6 @@ class Straight:
             ):
                 running.add(part, ALL, into=result)
             arrived.drop()
-            self._return((0, piece))
         assert not self._sums, "a sum is still waiting for somebody"
         self.route.pool.clear()
 
@@ -120,11 +118,12 @@ class Straight:
 
     def _receive(self, stop: Stop, hop: Hop) -> None:
         arrived = hop.wait()
-        rows = self._rows(stop)
-        self._borrowed.setdefault((stop.window, stop.piece), []).append(arrived)
-        self._contribute(stop, rows or ALL, arrived.tensors or None)
+        # A sum never keeps what arrived, not even its first part: buffers must come free on every rank at the
+        # same point, whatever the rank's own rows are (comm/copy_engine.py).
+        self._contribute(stop, self._rows(stop) or ALL, arrived.tensors or None, keep=False)
+        arrived.drop()
 
-    def _contribute(self, stop: Stop, rows: slice, parts: Sequence[torch.Tensor] | None) -> None:
+    def _contribute(self, stop: Stop, rows: slice, parts: Sequence[torch.Tensor] | None, keep: bool) -> None:
         """Add what one GPU of this node has for the block in our column."""
         key, results = (stop.window, stop.piece), self.results[stop.piece]
         sums = self._sums.setdefault(key, [Running(result) for result in results])
@@ -132,14 +131,12 @@ class Straight:
         home = stop.window == 0 and self.route.outer.size == 1
         for index, running in enumerate(sums):
             into = results[index] if home and not missing else None
-            running.add(parts[index] if parts else None, rows, into=into)
-        self._return(key)
+            running.add(parts[index] if parts else None, rows, into=into, keep=keep)
         if missing:
             return
         del self._missing[key]
         if home:
             del self._sums[key]
-            self._return(key)
         elif stop.window:
             self._leave(stop)
 
@@ -153,20 +150,8 @@ class Straight:
             running.add(part, ALL, into=leaving.tensors[index])
         if earlier is not None:
             earlier.drop()
-        self._return(key)
         self._between[stop.piece] = self.route.outer.post(leaving)
         leaving.drop()
-
-    def _return(self, key: tuple[int, int]) -> None:
-        """Give back the parcels that a sum no longer needs: all but one that it began with, as it came."""
-        sums, kept = self._sums.get(key, []), []
-        for parcel in self._borrowed.pop(key, []):
-            if any(running.holds(tensor) for running, tensor in zip(sums, parcel.tensors)):
-                kept.append(parcel)
-            else:
-                parcel.drop()
-        if kept:
-            self._borrowed[key] = kept
 
 
 class Trailing:

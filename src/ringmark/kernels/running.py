@@ -38,15 +38,17 @@ class Running:
         *,
         into: torch.Tensor | None = None,
         combine: Combine = _add,
+        keep: bool = True,
     ) -> None:
         """Put a part in; `into` says that it is the last, and where the result goes.
 
-        `combine(held, part, into)` does it for the rows that the part covers.
+        `combine(held, part, into)` does it for the rows that the part covers. `keep`: the part is ours, so a
+        first one may become the sum itself.
         """
         begin, end, _ = (rows if part is not None else NOTHING).indices(self._like.shape[1])
         held, self._held = self._held, None
         if held is None:
-            if into is None and part is not None and part.shape == self._like.shape:
+            if keep and into is None and part is not None and part.shape == self._like.shape:
                 self._held = part
                 return
             target = self._wide() if into is None else into
@@ -62,10 +64,6 @@ class Running:
                 target[:, :begin].copy_(held[:, :begin])
                 target[:, end:].copy_(held[:, end:])
         self._held = target if into is None else None
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the sum is this tensor itself, a first part that nothing has been added to."""
-        return self._held is tensor
 
     def _wide(self) -> torch.Tensor:
         return torch.empty(self._like.shape, dtype=wide(self._like.dtype), device=self._like.device)
