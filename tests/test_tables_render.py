@@ -166,6 +166,9 @@ def test_flags_and_small_samples_become_notes(tmp_path):
     rows[0].flags = '["clock_disagreement"]'
     assert point(rows).notes[0] == "clock_disagreement"
     assert any("interval covers" in note for note in point(rows).notes)
+    rows[0].flags = '["throttled:sw_power_cap:rank0", "throttled:sw_power_cap:rank3"]'
+    notes = [note for note in point(rows).notes if "sw_power_cap" in note]
+    assert notes == ["some GPU's clocks were held down (sw_power_cap)"], "one note, whatever the ranks"
 
 
 def test_speedups_print_their_absolute_base(rendered):

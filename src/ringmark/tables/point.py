@@ -89,7 +89,7 @@ def _notes(passed: Sequence[CellRow], others: Sequence[CellRow]) -> list[str]:
         words = ", ".join(sorted(f"{row.status} ({row.reason})" for row in others))
         notes.append(f"{len(passed)} of {len(passed) + len(others)} repeats passed; the rest: {words}")
     for row in passed:
-        notes += json.loads(row.flags)
+        notes += [_in_words(flag) for flag in json.loads(row.flags)]
         if row.ci_level is not None and row.ci_level < 0.95:
             notes.append(f"{row.n} iterations: the interval covers {row.ci_level:.3g}, not 0.95")
         if row.stopped_by == "time_limit":
@@ -97,6 +97,12 @@ def _notes(passed: Sequence[CellRow], others: Sequence[CellRow]) -> list[str]:
         if row.bound_from == "campaign":
             notes.append("the bound is from another run of this campaign")
     return list(dict.fromkeys(notes))
+
+
+def _in_words(flag: str) -> str:
+    """A flag as a table tells it: which ranks were throttled stands in the record."""
+    kind, _, rest = flag.partition(":")
+    return f"some GPU's clocks were held down ({rest.rpartition(':')[0]})" if kind == "throttled" else flag
 
 
 def backward(forward: Point | None, both: Point | None) -> Point | None:
