@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+import torch
+
 from make_records import make
+from ringmark.bench import worker
 from ringmark.bench.measure import above_peak, flagged
 from ringmark.cell import Cell, MeshShape, Shape
+from ringmark.record import Status
 
 
 def _passed(device: str = "AMD EPYC"):
@@ -33,3 +38,25 @@ def test_a_rate_above_the_peak_is_a_bug_of_ours() -> None:
     assert "above the peak" in str(above_peak(impossible, ran, found.cell))
     unknown = dataclasses.replace(ran, device="a device that nobody stated a peak of")
     assert above_peak(impossible, unknown, found.cell) is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes"),
+        RuntimeError("CUDA driver error: out of memory"),
+        torch.distributed.DistBackendError("unhandled cuda error, Cuda failure 2 'out of memory'"),
+    ],
+)
+def test_out_of_memory_is_known_by_whoever_ran_out(error: Exception) -> None:
+    assert worker.classify(error)[0] is Status.OOM
+
+
+def test_another_error_is_a_crash_and_one_that_others_caused_is_said_to_be() -> None:
+    assert worker.classify(RuntimeError("CUDA driver error: invalid argument"))[::3] == (
+        Status.CRASHED,
+        False,
+    )
+    assert worker.classify(RuntimeError("Connection reset by peer"))[::3] == (Status.CRASHED, True)

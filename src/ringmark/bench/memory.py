@@ -1,8 +1,8 @@
 """The memory of one iteration: its peak beyond the inputs on every rank, the device's own figure beside it.
 
 On CUDA the caching allocator counts exactly what was allocated; what a transport took from the driver behind
-its back is added. On CPU the kernel's high-water mark of the
-resident set is reset before the iteration and read after it (where it may not be reset, a thread samples).
+its back is added. On CPU the kernel's high-water mark of the resident set is reset before the iteration and
+read after it (where it may not be reset, a thread samples).
 """
 
 from __future__ import annotations

@@ -89,7 +89,9 @@ def classify(error: Exception) -> tuple[Status, str, str, bool]:
     detail = "".join(traceback.format_exception(error))[-4000:]
     text = " ".join(str(error).split())
     reason = f"{type(error).__name__}: {text}"[:500]
-    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or "can't allocate memory" in text:
+    # torch's own allocators, then the driver and NCCL, which have no exception of their own for it.
+    full = ("can't allocate memory", "driver error: out of memory", "failure 2 'out of memory'")
+    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or any(words in text for words in full):
         return Status.OOM, reason, detail, False
     # gloo and NCCL say in these words that the other end went away: another rank's failure is the cause.
     gone = [

@@ -177,7 +177,12 @@ class CopyEngineRing(Ring):
         group = self.group.process_group
         assert group is not None
         ours = symmetric.empty(num_bytes, dtype=torch.uint8, device=self.mesh.device)
-        handle = symmetric.rendezvous(ours, group=group)
+        try:
+            handle = symmetric.rendezvous(ours, group=group)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"the GPUs of this node cannot share memory, take transport=send_recv: {error}"
+            ) from error
         _living[id(ours)] = num_bytes
         weakref.finalize(ours, _living.pop, id(ours))
 

@@ -18,9 +18,9 @@ Trailing), since only the links between neighbours are what it wants to load:
 Either way a mesh of J x I needs J (I - 1) inner and J - 1 outer hops: as many as the blocks themselves, so
 every hop can hide under a computation. What a rank computes for its own block never travels.
 
-Sums of two or more are float32 wherever they lie. `wire` says what hops carry of them: 'float32', the model's
-dtype ('native'), or 'auto': float32 inside a node, where links are fast, and the model's dtype between nodes,
-where it is rounded once for each node.
+Sums of two or more are float32 wherever they lie. `wire` says what a hop carries of them: 'float32', the
+model's dtype ('native'), or 'auto': float32 along a ring, and the model's dtype from node to node of a mesh,
+where a sum is rounded once for each node. A contribution that goes straight is no sum yet.
 """
 
 from __future__ import annotations

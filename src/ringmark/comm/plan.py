@@ -10,8 +10,8 @@ meets in window o (0..J-1) at turn i (0..I-1) the block of rank (j - o, g - i):
 An inner hop is posted before the turn it hides under; the outer hop of a window at the window's start, one
 for each piece, and each is waited for only when its piece is about to start. A flat ring is 1 node.
 
-Homeward plans (backward, where sums travel behind the blocks and end at their owner) keep the last piece of
-the own window for the end, and its own pair for the very end: that hides the last hops of everything else.
+Homeward plans (backward, where sums end at the blocks' owners) keep the last piece of the own window for the
+end, and its own pair for the very end: that hides the last hops of everything else.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ Piece = TypeVar("Piece")
 
 @dataclass(frozen=True)
 class Track:
-    """One way round: for the blocks, and for the sums that trail behind them."""
+    """One way round: for the blocks, and for the sums that go home."""
 
     blocks: Route
     sums: Route

@@ -1,8 +1,8 @@
 """BurstAttention: a double ring whose backward moves the queries' side, three quarters of the bytes.
 
     forward   K, V travel: 2T a step, as in double_ring.py
-    backward  Q, dO and two float32 numbers a row (delta, lse) travel, dQ trails behind them and ends at home;
-              K, V, dK, dV never leave: 2.03T + T a step on native wires, against 4T for K, V, dK, dV
+    backward  Q, dO and two float32 numbers a row (delta, lse) travel, dQ goes home;
+              K, V, dK, dV never leave: 2.03T + T a step, against 4T for K, V, dK, dV
 
 delta = rowsum(dO * O) stands in for O: that is opt_bwd. A kernel that must see O itself, or opt_bwd=false,
 sends O in place of delta: 4.02T. Where few kv heads serve many heads (GQA) the keys' side is the smaller one:

@@ -1,7 +1,7 @@
 """Ring attention: queries stay, keys and values go round; the plain deal of tokens, so causal work is uneven.
 
     forward   K, V travel: 2T a step, T being the bytes of one local tensor
-    backward  K, V travel again, dK, dV trail behind them and end at home: 4T a step (more on float32 wires)
+    backward  K, V travel again, dK, dV go home: 4T a step (6T where float32 sums are passed on)
 
 With a causal mask a rank has nothing to do for blocks of later ranks, and still passes them on. The zigzag
 and striped deals (zigzag.py, stripe.py) even the work out; double_ring.py takes another way round.
