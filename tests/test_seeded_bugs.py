@@ -83,7 +83,8 @@ def _receive_into_what_is_being_read() -> Any:
 
 def _drop_the_last_hop() -> Any:
     def post_last(self: homeward.Trailing, piece: int, total: Parcel) -> None:
-        self._last[piece] = mock.Mock(wait=lambda: total)
+        stayed = total.hold()
+        self._last[piece] = mock.Mock(wait=lambda: stayed)
 
     return mock.patch.object(homeward.Trailing, "_post_last", post_last)
 
