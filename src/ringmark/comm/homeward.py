@@ -195,7 +195,7 @@ class Trailing:
         arrived.drop()
 
     def _start(self, piece: int, rows: slice, parts: Sequence[torch.Tensor] | None) -> Parcel:
-        """A new sum: `parts` in `rows` and zeros elsewhere, or what the kernel returned if that is all rows."""
+        """A new sum: `parts` in `rows`, zeros elsewhere; what the kernel returned if that is all rows."""
         kind = signature(self.results[piece])
         if parts is not None and signature(parts) == kind and all(part.is_contiguous() for part in parts):
             return Parcel(parts)

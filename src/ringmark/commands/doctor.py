@@ -44,6 +44,7 @@ def torch_findings() -> Iterator[Finding]:
     import torch
 
     from ringmark import kernels
+    from ringmark.comm import copy_engine
 
     yield "ok", f"torch {torch.__version__}", ""
     if not torch.distributed.is_available():
@@ -55,6 +56,10 @@ def torch_findings() -> Iterator[Finding]:
         yield "note", "no GPU", "cells run on the CPU with gloo ranks"
     for name, reason in kernels.availability().items():
         yield ("note" if reason else "ok"), f"kernel {name}", reason or ""
+    if count > 1:
+        reason = copy_engine.unavailable()
+        advice = f"hops inside a node go through NCCL: {reason}" if reason else ""
+        yield ("note" if reason else "ok"), "copy engines between GPUs", advice
     shared = Path("/dev/shm")
     if count and shared.exists() and shutil.disk_usage(shared).total < 2**30:
         yield (
