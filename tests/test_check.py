@@ -14,7 +14,8 @@ from unittest import mock
 import pytest
 import torch
 
-from ringmark import accumulate, kernels, methods
+import planted
+from ringmark import kernels, methods
 from ringmark.bench import check, exact, problem, yardstick
 from ringmark.cell import Cell, MeshShape, Shape
 from ringmark.comm import homeward
@@ -138,34 +139,6 @@ def _bugged(name: str, where: str, bug: Callable[[Mesh, Tensors], None]) -> Meth
 # Bugs in how ranks work together: (the method, the patch, what must betray it).
 
 
-def _skip_one_merge() -> Any:
-    calls, real = itertools.count(), accumulate.fold_
-    return mock.patch.object(accumulate, "fold_", lambda *a, **k: None if next(calls) == 2 else real(*a, **k))
-
-
-def _lose_a_contribution() -> Any:
-    real, calls = homeward.Straight._receive, itertools.count()
-
-    def receive(self: homeward.Straight, stop: Any, hop: Any) -> None:
-        arrived = hop.wait()
-        if next(calls) == 1:
-            for tensor in arrived.tensors:
-                tensor.zero_()
-        real(self, stop, mock.Mock(wait=lambda: arrived))
-
-    return mock.patch.object(homeward.Straight, "_receive", receive)
-
-
-def _sum_in_bf16() -> Any:
-    real = running.add_
-
-    def add_(acc: torch.Tensor, part: torch.Tensor, *, into: torch.Tensor) -> None:
-        real(acc, part, into=into)
-        into.copy_(into.bfloat16())
-
-    return mock.patch.object(running, "add_", add_)
-
-
 def _uncleared() -> Any:
     class Dirty(running.Running):
         """A sum that begins with what its buffer held."""
@@ -180,10 +153,10 @@ def _uncleared() -> Any:
 
 
 TEAM_BUGS: dict[str, tuple[str, Callable[[], Any], set[str]]] = {
-    "a merge is skipped": ("zigzag", _skip_one_merge, {"out", "dq", "dk"}),
-    "a contribution to dq is lost": ("burst", _lose_a_contribution, {"dq"}),
-    "a contribution to dk and dv is lost": ("double_ring", _lose_a_contribution, {"dk", "dv"}),
-    "gradients are summed in bf16": ("ring", _sum_in_bf16, {"dq"}),
+    "a merge is skipped": ("zigzag", planted.skip_one_merge, {"out", "dq", "dk"}),
+    "a contribution to dq is lost": ("burst", planted.lose_a_contribution, {"dq"}),
+    "a contribution to dk and dv is lost": ("double_ring", planted.lose_a_contribution, {"dk", "dv"}),
+    "gradients are summed in bf16": ("ring", planted.sum_in_bf16, {"dq"}),
     "an accumulator is not cleared": ("burst", _uncleared, {"dq"}),
 }
 

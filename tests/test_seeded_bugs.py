@@ -8,7 +8,6 @@ Ranks are forked, so no bug outlives its world.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -17,13 +16,13 @@ import pytest
 import torch
 
 import exact
+import planted
 from exact import NAMES, Problem
 from ringmark import geometry, kernels, methods
 from ringmark.cell import OptionValue
 from ringmark.comm import homeward, ring
 from ringmark.comm.mesh import Mesh
 from ringmark.comm.parcel import Parcel
-from ringmark.kernels import merge
 from ringmark.methods import ring as ring_method
 from world import run_world
 
@@ -32,16 +31,6 @@ BURST: tuple[str, Options] = ("burst", {"side": "q", "head_groups": 2})
 DOUBLE_RING: tuple[str, Options] = ("double_ring", {"head_groups": 2})
 ZIGZAG: tuple[str, Options] = ("zigzag", {"head_groups": 2})  # flat, over two nodes
 STRIPE: tuple[str, Options] = ("stripe", {})
-
-
-def _skip_one_merge() -> Any:
-    calls, real = itertools.count(), merge.fold_
-
-    def fold_(*args: Any, **named: Any) -> None:
-        if next(calls) != 2:
-            real(*args, **named)
-
-    return mock.patch("ringmark.accumulate.fold_", fold_)
 
 
 def _meet_otherwise(change: Callable[[geometry.Meeting, int, int, int], geometry.Meeting]) -> Any:
@@ -89,19 +78,6 @@ def _drop_the_last_hop() -> Any:
     return mock.patch.object(homeward.Trailing, "_post_last", post_last)
 
 
-def _lose_a_contribution() -> Any:
-    real, calls = homeward.Straight._receive, itertools.count()
-
-    def receive(self: homeward.Straight, stop: Any, hop: Any) -> None:
-        arrived = hop.wait()
-        if next(calls) == 1:
-            for tensor in arrived.tensors:
-                tensor.zero_()
-        real(self, stop, mock.Mock(wait=lambda: arrived))
-
-    return mock.patch.object(homeward.Straight, "_receive", receive)
-
-
 def _do_not_clear() -> Any:
     """A new sum starts from what its buffer held before."""
     real = homeward.Trailing._start
@@ -115,16 +91,6 @@ def _do_not_clear() -> Any:
         return total
 
     return mock.patch.object(homeward.Trailing, "_start", start)
-
-
-def _sum_in_bf16() -> Any:
-    real = merge.add_
-
-    def add_(acc: torch.Tensor, part: torch.Tensor, *, into: torch.Tensor) -> None:
-        real(acc, part, into=into)
-        into.copy_(into.to(part.dtype))
-
-    return mock.patch("ringmark.kernels.running.add_", add_)
 
 
 def _travel_in_bf16() -> Any:
@@ -168,18 +134,18 @@ def _wrong_source() -> Any:
 
 # bug: (how it is planted, in which method, the results that must betray it)
 BUGS: dict[str, tuple[Callable[[], Any], tuple[str, Options], set[str]]] = {
-    "skip one merge": (_skip_one_merge, BURST, set(NAMES)),
+    "skip one merge": (planted.skip_one_merge, BURST, set(NAMES)),
     "swap the halves": (_swap_the_halves, BURST, set(NAMES)),
     "keep the diagonal for later ranks in stripe": (_keep_the_diagonal, STRIPE, set(NAMES)),
     "receive into what is being read": (_receive_into_what_is_being_read, DOUBLE_RING, set(NAMES)),
-    "lose a contribution to dq": (_lose_a_contribution, BURST, {"dq"}),
-    "lose a contribution to dk and dv": (_lose_a_contribution, DOUBLE_RING, {"dk", "dv"}),
+    "lose a contribution to dq": (planted.lose_a_contribution, BURST, {"dq"}),
+    "lose a contribution to dk and dv": (planted.lose_a_contribution, DOUBLE_RING, {"dk", "dv"}),
     "drop the last hop of dk and dv": (_drop_the_last_hop, ZIGZAG, {"dk", "dv"}),
     "do not clear an accumulator": (_do_not_clear, ZIGZAG, {"dk", "dv"}),
     "forget the own window's sum": (_forget_the_own_window, BURST, {"dq"}),
     "leave lse behind": (_old_lse, BURST, {"dq", "dk", "dv"}),
     "count sources as on a flat ring": (_wrong_source, BURST, set(NAMES)),
-    "sum what stays in bf16": (_sum_in_bf16, BURST, {"sums of dk", "sums of dv"}),
+    "sum what stays in bf16": (planted.sum_in_bf16, BURST, {"sums of dk", "sums of dv"}),
     "sum what travels in bf16": (_travel_in_bf16, BURST, {"sums of dq"}),
 }
 

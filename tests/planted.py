@@ -1,0 +1,44 @@
+"""Bugs that more than one test plants, as patches."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+from unittest import mock
+
+import torch
+
+from ringmark import accumulate
+from ringmark.comm import homeward
+from ringmark.kernels import running
+
+
+def skip_one_merge() -> Any:
+    """One fold of several is left out."""
+    calls, real = itertools.count(), accumulate.fold_
+    return mock.patch.object(accumulate, "fold_", lambda *a, **k: None if next(calls) == 2 else real(*a, **k))
+
+
+def lose_a_contribution() -> Any:
+    """What one rank sent straight home arrives as zeros."""
+    real, calls = homeward.Straight._receive, itertools.count()
+
+    def receive(self: homeward.Straight, stop: Any, hop: Any) -> None:
+        arrived = hop.wait()
+        if next(calls) == 1:
+            for tensor in arrived.tensors:
+                tensor.zero_()
+        real(self, stop, mock.Mock(wait=lambda: arrived))
+
+    return mock.patch.object(homeward.Straight, "_receive", receive)
+
+
+def sum_in_bf16() -> Any:
+    """Running sums are rounded after every addition."""
+    real = running.add_
+
+    def add_(acc: torch.Tensor, part: torch.Tensor, *, into: torch.Tensor) -> None:
+        real(acc, part, into=into)
+        into.copy_(into.bfloat16())
+
+    return mock.patch.object(running, "add_", add_)
