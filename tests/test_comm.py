@@ -342,6 +342,8 @@ def check_slots(mesh: Mesh) -> dict[str, Any]:
         ("double_ring", {"head_groups": 1}),
         ("zigzag", {"head_groups": 2, "wire": "native"}),
         ("ring", {}),
+        ("burst", {"side": "q", "head_groups": 2, "hops": "straight"}),
+        ("ring", {"hops": "straight", "head_groups": 4, "tracks": 2}),
     ]:
         rings: list[SlotRing] = []
 

@@ -23,14 +23,20 @@ MESHES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2), (2, 4)]
 
 # A method that is not listed runs with its defaults: a new file is tested from the day it is there.
 VARIANTS: dict[str, list[Options]] = {
-    "ring": [{}, {"head_groups": 2, "wire": "native", "tracks": 2}],
+    "ring": [{}, {"head_groups": 2, "wire": "native", "tracks": 2}, {"hops": "straight"}],
     "zigzag": [{}, {"head_groups": 2}],
     "stripe": [{}, {"head_groups": 2}],
-    "double_ring": [{}, {"head_groups": 2, "wire": "float32"}, {"head_groups": 4, "tracks": 2}],
+    "double_ring": [
+        {},
+        {"head_groups": 2, "wire": "float32"},
+        {"head_groups": 4, "tracks": 2, "hops": "straight"},
+    ],
     "burst": [
         {"side": "q"},
         {"side": "q", "head_groups": 2},
         {"side": "q", "head_groups": 4, "tracks": 2},
+        {"side": "q", "head_groups": 2, "tracks": 2, "hops": "straight"},
+        {"side": "q", "hops": "straight", "opt_bwd": False, "layout": "striped"},
         {"side": "q", "head_groups": 2, "layout": "striped", "wire": "native"},
         {"side": "q", "opt_bwd": False},
         {"side": "kv", "head_groups": 2, "layout": "striped"},
@@ -146,6 +152,7 @@ MOVING: list[tuple[str, Options]] = [
     ("burst", {**BURST, "head_groups": 2}),
     ("burst", {**BURST, "head_groups": 2, "tracks": 2}),
     ("burst", {**BURST, "opt_bwd": False}),
+    ("burst", {**BURST, "hops": "straight"}),
     ("double_ring", {"wire": "native"}),
     ("zigzag", {"wire": "native"}),
 ]
@@ -254,6 +261,7 @@ def test_under_a_causal_mask_only_the_rows_that_met_travel_home(large_world: lis
     """Straight home inside the node: all rows of an earlier block of queries, half of a later one's."""
     local = (64 // 32) * 2 * 128 * 2  # T
     name, options = MOVING[0]
+    straight = {**BURST, "hops": "straight"}
     saved_by_all = 0
     for rank, world in enumerate(large_world):
         full, causal = (world[f"{name} {options} {mask}"] for mask in (False, True))
@@ -264,6 +272,19 @@ def test_under_a_causal_mask_only_the_rows_that_met_travel_home(large_world: lis
         saved_by_all += saved
         assert causal["forward"] == full["forward"]
         assert causal["backward"] == (full["backward"][0] - saved, full["backward"][1])
+        # Fetched straight, a block is only the rows that meet: K, V forward, Q, dO, lse, delta backward.
+        fetched = world[f"{name} {straight} True"]
+        visitors = [node * 8 + (gpu + i) % 8 for _ in range(4) for i in range(1, 8)]
+        owners = [(node - o) % 4 * 8 + gpu for o in range(4) for _ in range(1, 8)]
+        pairs = [(owner, visitor) for owner, visitor in zip(owners, visitors)]
+        keys = [geometry.meeting("zigzag", visitor, owner, 2, True) for owner, visitor in pairs]
+        queries = [geometry.meeting("zigzag", owner, visitor, 2, True) for owner, visitor in pairs]
+        half = local // 2
+        kept = sum(len(range(2)[meet.keys]) for meet in keys if meet) * 2 * half
+        assert fetched["forward"] == (kept, full["forward"][1])
+        blocks = sum(len(range(2)[meet.queries]) for meet in queries if meet) * (2 * half + 8 + 8)
+        sums = sum(len(range(2)[meet.queries]) for meet in meetings if meet) * half
+        assert fetched["backward"] == (blocks + sums, full["backward"][1])
     assert saved_by_all == 32 * 28 * local // 4, "half of all pairs have a later contributor"
 
 

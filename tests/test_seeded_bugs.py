@@ -7,6 +7,7 @@ Ranks are forked, so no bug outlives its world.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -117,9 +118,10 @@ def _old_lse() -> Any:
 
     real = burst.Method.backward
 
-    def backward(self: Any, visitor: Any, *args: Any) -> Any:
-        self.__dict__.setdefault("first_lse", visitor[2].clone())
-        return real(self, (visitor[0], visitor[1], self.first_lse, visitor[3]), *args)
+    def backward(self: Any, stop: Any, *args: Any) -> Any:
+        q, dout, lse, for_out = stop.tensors
+        self.__dict__.setdefault("first_lse", lse.clone())
+        return real(self, dataclasses.replace(stop, tensors=(q, dout, self.first_lse, for_out)), *args)
 
     return mock.patch.object(burst.Method, "backward", backward)
 

@@ -47,6 +47,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"side": "kv", "head_groups": 4, "tracks": 2, "layout": "striped"},
         {"side": "q", "head_groups": 2, "transport": "copy_engine"},
         {"side": "q", "head_groups": 4, "tracks": 2, "transport": "copy_engine"},
+        {"side": "q", "head_groups": 4, "tracks": 2, "hops": "straight"},
     ],
     "double_ring": [{"head_groups": 2}, {"head_groups": 4, "tracks": 2}],
     "usp": [{}, {"placement": "ring_first"}],

@@ -22,13 +22,13 @@ mesh, where a sum is rounded once for each node. A contribution that goes straig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from ringmark.comm.parcel import Parcel, Signature, signature
 from ringmark.comm.ring import Hop
-from ringmark.comm.route import Route, Stop
+from ringmark.comm.route import Covers, Route, Stop
 from ringmark.kernels.merge import add_, wide
 from ringmark.kernels.running import Running
 
@@ -41,9 +41,6 @@ def wire_dtypes(native: torch.dtype, wire: str) -> tuple[torch.dtype, torch.dtyp
     if wire not in WIRES:
         raise ValueError(f"wire is {wire!r}: choose one of {', '.join(WIRES)}")
     return native if wire == "native" else wide(native), wide(native) if wire == "float32" else native
-
-
-Covers = Callable[[int, int], slice | None]
 
 
 def homeward(

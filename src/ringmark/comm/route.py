@@ -2,7 +2,10 @@
 
     route = Route(mesh, "blocks")             the double ring; Route(mesh.view(1, n), ...) is a flat one
     for stop in route.travel([(k, v)]):       posts the next hop, then hands out the stop
-        stop.source, stop.tensors             whose block this is, and its tensors
+        stop.source, stop.met(rows)           whose block this is, and the rows of its tensors that meet ours
+
+Inside a node a block may be passed on from GPU to GPU, or every GPU fetches the rows that it meets straight
+from the block's column, which sends less: under a causal mask half of the ranks need half of a block.
 
 The tensors of a stop are its reader's until it asks for the next stop; work on other streams must have been
 joined by then. Which stop comes when is comm/plan.py; who may write which buffer is comm/parcel.py.
@@ -10,15 +13,18 @@ joined by then. Which stop comes when is comm/plan.py; who may write which buffe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ringmark.comm.mesh import OPEN_LANE, Axis, Lane, Mesh
-from ringmark.comm.parcel import Parcel, Pool
+from ringmark.comm.parcel import Parcel, Pool, signature
 from ringmark.comm.plan import Block, plan
 from ringmark.comm.ring import Hop, Ring
+
+# (owner, other rank) -> the rows of the owner's block that the other rank has to do with, or None.
+Covers = Callable[[int, int], slice | None]
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,11 @@ class Stop:
     first: bool  # of its piece
     last: bool  # of its piece
     tensors: tuple[torch.Tensor, ...]
+    cut: bool = False  # whether the tensors are the rows that meet, and no others
+
+    def met(self, rows: slice) -> tuple[torch.Tensor, ...]:
+        """The rows that meet, of every tensor."""
+        return self.tensors if self.cut else tuple(_rows(tensor, rows) for tensor in self.tensors)
 
 
 class Route:
@@ -54,10 +65,21 @@ class Route:
         node = (self.mesh.node - window) % self.mesh.nodes
         return node * self.mesh.gpus + (self.mesh.gpu - turn) % self.mesh.gpus
 
-    def travel(self, pieces: Sequence[Sequence[torch.Tensor]], homeward: bool = False) -> Iterator[Stop]:
-        """Every rank's pieces past this rank, ours first (`homeward`: see comm/plan.py)."""
+    def travel(
+        self,
+        pieces: Sequence[Sequence[torch.Tensor]],
+        homeward: bool = False,
+        fetched: Covers | None = None,
+    ) -> Iterator[Stop]:
+        """Every rank's pieces past this rank, ours first (`homeward`: see comm/plan.py).
+
+        `fetched`: the rows of an owner's block that a rank meets, which it then fetches straight, where the
+        inner ring lies inside a node; a stop that meets nothing has no tensors.
+        """
+        straight = fetched is not None and self.inner.within_a_node
         here: dict[Block, Parcel] = {}
         hops: dict[Block, Hop] = {}
+        columns: dict[Block, Parcel] = {}  # what the other GPUs of the node fetch from us
         own = [Parcel(tensors) for tensors in pieces]
 
         def arrived(block: Block) -> Parcel:
@@ -65,17 +87,44 @@ class Route:
                 here[block] = hops.pop(block).wait() if block in hops else own[block.piece]
             return here[block]
 
+        def sendable(block: Block) -> Parcel:
+            here[block] = self._sendable(arrived(block))
+            return here[block]
+
         for step in plan(self.outer.size, self.inner.size, len(pieces), homeward):
             arrived(step.block)
             for block in step.posts:
-                parcel = here[block.origin] = self._sendable(arrived(block.origin))
-                hops[block] = (self.inner if block.turn else self.outer).post(parcel)
+                if block.turn and straight:
+                    assert fetched is not None
+                    column = block._replace(turn=0)
+                    if block.turn == 1:
+                        columns[column] = sendable(column).hold()
+                    hops[block] = self._fetch(block, columns[column], fetched)
+                    if block.turn == self.inner.size - 1:
+                        columns.pop(column).drop()
+                else:
+                    hops[block] = (self.inner if block.turn else self.outer).post(sendable(block.origin))
             parcel, block = here[step.block], step.block
+            cut = straight and block.turn > 0
             source = self.source(block.window, block.turn)
-            yield Stop(source, *block, step.first, step.last, parcel.tensors)
+            yield Stop(source, *block, step.first, step.last, parcel.tensors, cut)
             # The reader is done: what it read is free as soon as no send of it is under way.
             here.pop(block).drop()
         self.pool.clear()
+
+    def _fetch(self, block: Block, column: Parcel, fetched: Covers) -> Hop:
+        """Send the column's block to the GPU `turn` on, receive from as far behind: the rows that meet."""
+        mesh, turn = self.mesh, block.turn
+        first, ours = mesh.node * mesh.gpus, self.source(block.window, 0)
+        leaving = fetched(ours, first + (mesh.gpu + turn) % mesh.gpus)
+        arriving = fetched(self.source(block.window, turn), mesh.rank)
+        sent = [] if leaving is None else [_rows(tensor, leaving).contiguous() for tensor in column.tensors]
+        kinds = [] if arriving is None else [_rows(tensor, arriving) for tensor in column.tensors]
+        parcel = Parcel(sent)
+        # The rows may lie in the column's own buffers: those stay until the hop has been waited for.
+        hop = _Held(self.inner.exchange(parcel, signature(kinds), turn, signature(column.tensors)), column)
+        parcel.drop()
+        return hop
 
     def _sendable(self, parcel: Parcel) -> Parcel:
         """Our own pieces may be views of some heads: those are packed once, at their first hop."""
@@ -84,6 +133,23 @@ class Route:
         packed = self.pool.packed(parcel.tensors)
         parcel.drop()
         return packed
+
+
+class _Held:
+    """A hop of a part of a parcel, which is held meanwhile."""
+
+    def __init__(self, hop: Hop, whole: Parcel) -> None:
+        self._hop, self._whole = hop, whole.hold()
+
+    def wait(self) -> Parcel:
+        arrived = self._hop.wait()
+        self._whole.drop()
+        return arrived
+
+
+def _rows(tensor: torch.Tensor, rows: slice) -> torch.Tensor:
+    """Some rows of a (B, S, H, D) tensor, or of one number a row and head, (B, H, S)."""
+    return tensor[:, rows] if tensor.dim() == 4 else tensor[:, :, rows]
 
 
 def _ring(mesh: Mesh, axis: Axis, purpose: str, pool: Pool, lane: Lane) -> Ring:

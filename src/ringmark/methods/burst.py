@@ -21,6 +21,7 @@ import torch
 from ringmark.accumulate import Gradient
 from ringmark.cell import Cell, OptionValue
 from ringmark.comm.homeward import homeward, wire_dtypes
+from ringmark.comm.route import Stop
 from ringmark.comm.tracks import Track
 from ringmark.geometry import Meeting
 from ringmark.heads import HeadGroup
@@ -68,12 +69,12 @@ class Method(double_ring.Method):
         dq, dk, dv = torch.empty_like(q), Gradient(k), Gradient(v)
         delta = base.row_dot(dout, out) if self.opt_bwd else None
 
-        def queries_met(owner: int, contributor: int) -> slice | None:
-            meet = self.meeting(owner, contributor, q)
+        def met(owner: int, other: int) -> slice | None:
+            meet = self.meeting(owner, other, q)
             return meet and meet.queries
 
         def walk(track: Track, groups: list[HeadGroup]) -> Iterator[None]:
-            home = homeward(track.sums, [(dq[:, :, group.q],) for group in groups], self.wire, queries_met)
+            home = homeward(track.sums, [(dq[:, :, group.q],) for group in groups], self.wire, met)
             blocks = [
                 (
                     q[:, :, g.q],
@@ -83,7 +84,7 @@ class Method(double_ring.Method):
                 )
                 for g in groups
             ]
-            for stop in track.blocks.travel(blocks, homeward=True):
+            for stop in track.blocks.travel(blocks, homeward=True, fetched=self.fetched(met)):
                 group, meet = groups[stop.piece], self.meeting(stop.source, self.mesh.rank, q)
                 if meet is None:  # striped, one token a rank, keys of a later rank
                     dk.add(stop, group.kv)
@@ -91,7 +92,7 @@ class Method(double_ring.Method):
                     home.add(stop)
                 else:
                     keys, values = k[:, :, group.kv], v[:, :, group.kv]
-                    dq_part, dk_part, dv_part = self.backward(stop.tensors, keys, values, scale, meet)
+                    dq_part, dk_part, dv_part = self.backward(stop, keys, values, scale, meet)
                     dk.add(stop, group.kv, meet.keys, dk_part)
                     dv.add(stop, group.kv, meet.keys, dv_part)
                     home.add(stop, meet.queries, (dq_part,))
@@ -102,18 +103,15 @@ class Method(double_ring.Method):
         return dq, dk.result, dv.result
 
     def backward(
-        self, visitor: tuple[torch.Tensor, ...], k: torch.Tensor, v: torch.Tensor, scale: float, meet: Meeting
+        self, stop: Stop, k: torch.Tensor, v: torch.Tensor, scale: float, meet: Meeting
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The kernel's (dq, dk, dv) for the rows of a visiting query block that meet our keys."""
-        q, dout, lse, for_out = visitor
-        rows, keys = (slice(None), meet.queries), (slice(None), meet.keys)
-        per_row = (slice(None), slice(None), meet.queries)
-        q, dout, lse = q[rows], dout[rows], lse[per_row]
+        q, dout, lse, for_out = stop.met(meet.queries)
         if self.opt_bwd:
-            out, delta = None, for_out[per_row]
+            out, delta = None, for_out
         else:
-            out = for_out[rows]
-            delta = base.delta_for(self.kernel, dout, out, lse)
+            out, delta = for_out, base.delta_for(self.kernel, dout, for_out, lse)
+        keys = (slice(None), meet.keys)
         return self.kernel.backward(dout, q, k[keys], v[keys], lse, delta, scale, meet.causal, out=out)
 
     def backward_hop(self, carried: float) -> float:

@@ -22,13 +22,14 @@ from ringmark.cell import Cell, MeshShape, OptionValue
 from ringmark.comm import copy_engine
 from ringmark.comm.homeward import WIRES, homeward, wire_dtypes
 from ringmark.comm.mesh import Lane, Mesh
-from ringmark.comm.route import Route
+from ringmark.comm.route import Covers, Route
 from ringmark.comm.tracks import Track, Tracks
 from ringmark.geometry import Meeting, meeting
 from ringmark.kernels.base import Kernel
 from ringmark.methods import base
 
 PRIORITIES = ("normal", "high")
+HOPS = ("ring", "straight")
 TRANSPORTS = ("auto", "send_recv", "copy_engine")
 
 
@@ -44,6 +45,7 @@ class Method(base.Method):
         "ctas": 0,
         "priority": "high",
         "transport": "auto",
+        "hops": "ring",
     }
 
     def unavailable(self) -> str | None:
@@ -57,6 +59,8 @@ class Method(base.Method):
             return f"priority is {self.options['priority']}: choose one of {', '.join(PRIORITIES)}"
         if self.options["transport"] not in TRANSPORTS:
             return f"transport is {self.options['transport']}: choose one of {', '.join(TRANSPORTS)}"
+        if self.options["hops"] not in HOPS:
+            return f"hops is {self.options['hops']}: choose one of {', '.join(HOPS)}"
         if self.options["tracks"] not in (0, 1, 2):
             return f"tracks is {self.options['tracks']}: choose 1 or 2, or 0 for automatic"
         return layout.reason_not(self.layout, cell.seqlen_global, cell.world_size) or heads.reason_not(
@@ -103,12 +107,13 @@ class Method(base.Method):
         total = Output(q)
 
         def walk(track: Track, groups: list[heads.HeadGroup]) -> Iterator[None]:
-            for stop in track.blocks.travel([(k[:, :, group.kv], v[:, :, group.kv]) for group in groups]):
+            blocks = [(k[:, :, group.kv], v[:, :, group.kv]) for group in groups]
+            for stop in track.blocks.travel(blocks, fetched=self.fetched(self.keys_met(q))):
                 group, meet = groups[stop.piece], self.meeting(self.mesh.rank, stop.source, q)
                 if meet is None:
                     total.fold(stop, group.q)
                 else:
-                    keys, values = (tensor[:, meet.keys] for tensor in stop.tensors)
+                    keys, values = stop.met(meet.keys)
                     queries = q[:, meet.queries, group.q]
                     part = self.kernel.forward(queries, keys, values, scale, meet.causal)
                     total.fold(stop, group.q, meet.queries, part)
@@ -130,24 +135,23 @@ class Method(base.Method):
         delta = base.delta_for(self.kernel, dout, out, lse)
         dq, dk, dv = Gradient(q), torch.empty_like(k), torch.empty_like(v)
 
-        def keys_met(owner: int, contributor: int) -> slice | None:
-            meet = self.meeting(contributor, owner, q)
-            return meet and meet.keys
+        met = self.keys_met(q)
 
         def walk(track: Track, groups: list[heads.HeadGroup]) -> Iterator[None]:
             results = [(dk[:, :, g.kv], dv[:, :, g.kv]) for g in groups]
-            home = homeward(track.sums, results, self.wire, keys_met)
+            home = homeward(track.sums, results, self.wire, met)
             blocks = [(k[:, :, group.kv], v[:, :, group.kv]) for group in groups]
-            for stop in track.blocks.travel(blocks, homeward=True):
+            for stop in track.blocks.travel(blocks, homeward=True, fetched=self.fetched(met)):
                 group, meet = groups[stop.piece], self.meeting(self.mesh.rank, stop.source, q)
                 if meet is None:
                     dq.add(stop, group.q)
                     home.add(stop)
                 else:
-                    rows, keys = (slice(None), meet.queries, group.q), (slice(None), meet.keys)
+                    keys, values = stop.met(meet.keys)
+                    rows = (slice(None), meet.queries, group.q)
                     per_row = (slice(None), group.q, meet.queries)
                     dq_part, dk_part, dv_part = self.kernel.backward(
-                        dout[rows], q[rows], stop.tensors[0][keys], stop.tensors[1][keys],
+                        dout[rows], q[rows], keys, values,
                         lse[per_row], delta[per_row], scale, meet.causal,
                         out=out[rows] if self.kernel.needs_out else None,
                     )  # fmt: skip
@@ -182,6 +186,19 @@ class Method(base.Method):
 
     def meeting(self, rank_q: int, rank_k: int, q: torch.Tensor) -> Meeting | None:
         return meeting(self.layout, rank_q, rank_k, q.shape[1], self.causal)
+
+    def keys_met(self, q: torch.Tensor) -> Covers:
+        """The keys of one rank that another rank's queries meet."""
+
+        def met(owner: int, other: int) -> slice | None:
+            meet = self.meeting(other, owner, q)
+            return meet and meet.keys
+
+        return met
+
+    def fetched(self, met: Covers) -> Covers | None:
+        """What is fetched of a block, or None where blocks are passed on whole."""
+        return met if self.options["hops"] == "straight" else None
 
     def settings(self) -> dict[str, Any]:
         groups = getattr(self, "_num_groups", self.options["head_groups"])
