@@ -84,8 +84,7 @@ class Slurm:
     def kill_node(self, node: str) -> None:
         """A node's power goes off: its slurmd and everything that it started are gone at once."""
         slurmd = self.children.pop(node)
-        doomed = descendants(slurmd.pid)
-        for pid in [slurmd.pid, *doomed]:
+        for pid in processes_of_node(slurmd.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         slurmd.wait()
@@ -192,7 +191,7 @@ class Slurm:
             child = self.children.pop(name, None)
             if child is None or child.poll() is not None:
                 continue
-            left = descendants(child.pid)
+            left = processes_of_node(child.pid) if name in self.nodes else descendants(child.pid)
             child.terminate()
             try:
                 child.wait(10)
@@ -204,8 +203,25 @@ class Slurm:
                     os.kill(pid, signal.SIGKILL)
 
 
+def processes_of_node(slurmd: int) -> list[int]:
+    """A slurmd and all that it started. slurmstepd leaves its parent, but not the node's own host name."""
+
+    def name_space(pid: int | str) -> str:
+        return os.readlink(f"/proc/{pid}/ns/uts")
+
+    own = name_space(slurmd)
+    if own == name_space("self"):  # not started yet: it has no host name of its own, and no job
+        return [slurmd, *descendants(slurmd)]
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and name_space(entry.name) == own:
+                found.append(int(entry.name))
+    return found
+
+
 def descendants(pid: int) -> list[int]:
-    """The processes that a process started, and theirs; slurmstepd keeps its parent until the parent ends."""
+    """The processes that a process started, and theirs."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
