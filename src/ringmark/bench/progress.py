@@ -59,7 +59,9 @@ class Reporter:
         self.at("start", -1)
 
     def at(self, stage: str, item: int | None = None) -> None:
-        self.stage, self.item = stage, self.item if item is None else item
+        # The item first: what looks in between must never take the start of one item for that of the last.
+        self.item = self.item if item is None else item
+        self.stage = stage
         where = Progress(self.item, stage, time.time(), os.uname().nodename, os.getpid())
         _write(self.folder / f"rank{self.rank}.json", where)
 
