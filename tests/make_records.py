@@ -10,7 +10,7 @@ from typing import Any
 
 from ringmark import record, stats
 from ringmark.cell import PHASES, Cell, MeshShape, Shape
-from ringmark.flops import attention_flops, tflops_per_gpu
+from ringmark.flops import cell_flops, tflops_per_gpu
 
 SMALL = Shape(1, 4, 4, 64, "fp32", "causal")
 PAPER = Shape(1, 40, 40, 128, "bf16", "causal")
@@ -116,14 +116,7 @@ def make(
 
 
 def _measured(cell: Cell, rng: random.Random, iterations: int, median_ms: float | None) -> dict[str, Any]:
-    flops = attention_flops(
-        batch=cell.shape.batch,
-        seqlen_global=cell.seqlen_global,
-        num_heads_q=cell.shape.num_heads_q,
-        head_dim=cell.shape.head_dim,
-        causal=cell.shape.causal,
-        phase=cell.phase,
-    )
+    flops = cell_flops(cell)
     rate = (600.0 if cell.shape.dtype == "bf16" else 0.02) * SPEED.get(cell.method, 0.7)
     typical_ms = median_ms or flops / cell.world_size / (rate * 1e12) * 1e3 + 0.2
     headline = series(rng, typical_ms, cell.world_size, iterations)

@@ -37,8 +37,8 @@ def sum_in_bf16() -> Any:
     """Running sums are rounded after every addition."""
     real = running.add_
 
-    def add_(acc: torch.Tensor, part: torch.Tensor, *, into: torch.Tensor) -> None:
-        real(acc, part, into=into)
+    def add_(acc: torch.Tensor, part: torch.Tensor, into: torch.Tensor) -> None:
+        real(acc, part, into)
         into.copy_(into.bfloat16())
 
     return mock.patch.object(running, "add_", add_)

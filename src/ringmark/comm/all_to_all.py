@@ -61,7 +61,7 @@ class HeadExchange:
     @property
     def crosses_nodes(self) -> bool:
         """Whether some of the ranks sit on another node."""
-        return not all(self.mesh.same_node(rank) for rank in self.group.members)
+        return not self.mesh.one_node(self.group.members)
 
     def to_heads(self, tensors: Sequence[torch.Tensor], spans: Sequence[slice]) -> Pending:
         """Post (B, S, H, D) tensors; wait() gives (B, size * S, heads of the span, D) of each.

@@ -23,6 +23,7 @@ mesh, where a sum is rounded once for each node. A contribution that goes straig
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 
 import torch
 
@@ -30,7 +31,7 @@ from ringmark.comm.parcel import Parcel, Signature, signature
 from ringmark.comm.ring import Hop
 from ringmark.comm.route import Covers, Route, Stop
 from ringmark.kernels.merge import add_, wide
-from ringmark.kernels.running import Running
+from ringmark.kernels.running import Running, place, put
 
 WIRES = ("auto", "native", "float32")
 ALL = slice(None)
@@ -41,6 +42,12 @@ def wire_dtypes(native: torch.dtype, wire: str) -> tuple[torch.dtype, torch.dtyp
     if wire not in WIRES:
         raise ValueError(f"wire is {wire!r}: choose one of {', '.join(WIRES)}")
     return native if wire == "native" else wide(native), wide(native) if wire == "float32" else native
+
+
+def carried(native: torch.dtype, wire: str, straight: bool) -> tuple[torch.dtype, torch.dtype]:
+    """What inner and outer hops carry: contributions as they are where those go straight, else sums."""
+    along, between = wire_dtypes(native, wire)
+    return native if straight else along, between
 
 
 def homeward(
@@ -101,7 +108,7 @@ class Straight:
     def _rows(self, stop: Stop) -> slice | None:
         """The rows that arrive at a stop, of the block in this rank's column: sent from `turn` gpus on."""
         mesh = self.route.mesh
-        contributor = mesh.node * mesh.gpus + (mesh.gpu + stop.turn) % mesh.gpus
+        contributor = mesh.rank_at(mesh.node, mesh.gpu + stop.turn)
         return self.covers(self.route.source(stop.window, 0), contributor)
 
     def _arriving(self, stop: Stop) -> Signature:
@@ -197,12 +204,8 @@ class Trailing:
         if parts is not None and signature(parts) == kind and all(part.is_contiguous() for part in parts):
             return Parcel(parts)
         total = self.route.pool.take(kind)
-        for index, buffer in enumerate(total.tensors):
-            begin, end, _ = (slice(0, 0) if parts is None else rows).indices(buffer.shape[1])
-            buffer[:, :begin].zero_()
-            buffer[:, end:].zero_()
-            if parts is not None:
-                buffer[:, rows].copy_(parts[index])
+        for part, buffer in zip(parts or repeat(None), total.tensors):
+            place(part, rows, buffer)
         return total
 
     def _added(self, piece: int, rows: slice, parts: Sequence[torch.Tensor] | None) -> Parcel:
@@ -210,12 +213,7 @@ class Trailing:
         arrived = self._under_way.pop(piece).wait()
         kind = signature(arrived.tensors, self.dtype)
         total = arrived.hold() if signature(arrived.tensors) == kind else self.route.pool.take(kind)
-        for index, (before, after) in enumerate(zip(arrived.tensors, total.tensors)):
-            begin, end, _ = (slice(0, 0) if parts is None else rows).indices(before.shape[1])
-            if parts is not None:
-                add_(before[:, rows], parts[index], into=after[:, rows])
-            if after is not before:
-                after[:, :begin].copy_(before[:, :begin])
-                after[:, end:].copy_(before[:, end:])
+        for before, part, after in zip(arrived.tensors, parts or repeat(None), total.tensors):
+            put(before, part, rows, after, add_)
         arrived.drop()
         return total

@@ -14,6 +14,7 @@ purpose has its own communicator. `view(nodes, gpus)` sees the same ranks in oth
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
@@ -121,6 +122,14 @@ class Mesh:
         """Whether another rank sits on this rank's real node."""
         real = self._base or self
         return rank // real.gpus == real.node
+
+    def rank_at(self, node: int, gpu: int) -> int:
+        """The rank at a place, both counted round."""
+        return node % self.nodes * self.gpus + gpu % self.gpus
+
+    def one_node(self, ranks: Sequence[int]) -> bool:
+        """Whether all of them sit on this rank's real node."""
+        return all(self.same_node(rank) for rank in ranks)
 
     def members(self, axis: Axis, rank: int | None = None) -> tuple[int, ...]:
         """The ranks of an axis's group around `rank` (this rank where none is given), in ring order."""

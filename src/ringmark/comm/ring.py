@@ -44,7 +44,7 @@ class Ring:
     @property
     def within_a_node(self) -> bool:
         """Whether every member is as near as the next."""
-        return all(self.mesh.same_node(member) for member in self.group.members)
+        return self.mesh.one_node(self.group.members)
 
     def place(self, steps: int) -> int:
         """The position of the member so many steps on, or back if it is negative."""

@@ -62,8 +62,7 @@ class Route:
 
     def source(self, window: int, turn: int) -> int:
         """The rank whose block is here in this window, at this turn."""
-        node = (self.mesh.node - window) % self.mesh.nodes
-        return node * self.mesh.gpus + (self.mesh.gpu - turn) % self.mesh.gpus
+        return self.mesh.rank_at(self.mesh.node - window, self.mesh.gpu - turn)
 
     def travel(
         self,
@@ -115,8 +114,7 @@ class Route:
     def _fetch(self, block: Block, column: Parcel, fetched: Covers) -> Hop:
         """Send the column's block to the GPU `turn` on, receive from as far behind: the rows that meet."""
         mesh, turn = self.mesh, block.turn
-        first, ours = mesh.node * mesh.gpus, self.source(block.window, 0)
-        leaving = fetched(ours, first + (mesh.gpu + turn) % mesh.gpus)
+        leaving = fetched(self.source(block.window, 0), mesh.rank_at(mesh.node, mesh.gpu + turn))
         arriving = fetched(self.source(block.window, turn), mesh.rank)
         sent = [] if leaving is None else [_rows(tensor, leaving).contiguous() for tensor in column.tensors]
         kinds = [] if arriving is None else [_rows(tensor, arriving) for tensor in column.tensors]
@@ -155,7 +153,7 @@ def _rows(tensor: torch.Tensor, rows: slice) -> torch.Tensor:
 def _ring(mesh: Mesh, axis: Axis, purpose: str, pool: Pool, lane: Lane) -> Ring:
     """The ring that a lane asks for; copy engines where they reach."""
     members = mesh.members(axis)
-    if lane.copy_engine and len(members) > 1 and all(mesh.same_node(member) for member in members):
+    if lane.copy_engine and len(members) > 1 and mesh.one_node(members):
         from ringmark.comm.copy_engine import CopyEngineRing
 
         return CopyEngineRing(mesh, axis, purpose, pool, lane)

@@ -69,7 +69,7 @@ def fold_plain_(
     torch.logaddexp(lse_acc, lse, out=lse_acc)
 
 
-def add_(acc: torch.Tensor, part: torch.Tensor, *, into: torch.Tensor | None = None) -> None:
+def add_(acc: torch.Tensor, part: torch.Tensor, into: torch.Tensor | None = None) -> None:
     """acc += part, or into = acc + part: summed in float32 at least, rounded once to the target's dtype."""
     into = acc if into is None else into
     if acc.is_cuda and acc.numel():

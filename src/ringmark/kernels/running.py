@@ -20,8 +20,25 @@ Combine = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 NOTHING = slice(0, 0)
 
 
-def _add(held: torch.Tensor, part: torch.Tensor, into: torch.Tensor) -> None:
-    add_(held, part, into=into)
+def place(part: torch.Tensor | None, rows: slice, into: torch.Tensor) -> None:
+    """Write a part into its rows, and zeros into the others."""
+    begin, end, _ = (rows if part is not None else NOTHING).indices(into.shape[1])
+    into[:, :begin].zero_()
+    into[:, end:].zero_()
+    if part is not None:
+        into[:, begin:end].copy_(part)
+
+
+def put(
+    held: torch.Tensor, part: torch.Tensor | None, rows: slice, into: torch.Tensor, combine: Combine
+) -> None:
+    """Write `held` with a part put into its rows; `into` may be `held` itself."""
+    begin, end, _ = (rows if part is not None else NOTHING).indices(held.shape[1])
+    if part is not None:
+        combine(held[:, begin:end], part, into[:, begin:end])
+    if into is not held:
+        into[:, :begin].copy_(held[:, :begin])
+        into[:, end:].copy_(held[:, end:])
 
 
 class Running:
@@ -37,32 +54,24 @@ class Running:
         rows: slice,
         *,
         into: torch.Tensor | None = None,
-        combine: Combine = _add,
+        combine: Combine | None = None,
         keep: bool = True,
     ) -> None:
         """Put a part in; `into` says that it is the last, and where the result goes.
 
-        `combine(held, part, into)` does it for the rows that the part covers. `keep`: the part is ours, so a
-        first one may become the sum itself.
+        `combine(held, part, into)` does it for the rows that the part covers; None adds. `keep`: the part is
+        ours, so a first one may become the sum itself.
         """
-        begin, end, _ = (rows if part is not None else NOTHING).indices(self._like.shape[1])
         held, self._held = self._held, None
         if held is None:
             if keep and into is None and part is not None and part.shape == self._like.shape:
                 self._held = part
                 return
             target = self._wide() if into is None else into
-            target[:, :begin].zero_()
-            target[:, end:].zero_()
-            if part is not None:
-                target[:, begin:end].copy_(part)
+            place(part, rows, target)
         else:
             target = into if into is not None else held if held.dtype == wide(held.dtype) else self._wide()
-            if part is not None:
-                combine(held[:, begin:end], part, target[:, begin:end])
-            if target is not held:
-                target[:, :begin].copy_(held[:, :begin])
-                target[:, end:].copy_(held[:, end:])
+            put(held, part, rows, target, combine or add_)
         self._held = target if into is None else None
 
     def _wide(self) -> torch.Tensor:

@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 import torch
 
 from ringmark.accumulate import Gradient
-from ringmark.cell import Cell, OptionValue
-from ringmark.comm.homeward import homeward, wire_dtypes
+from ringmark.cell import OptionValue
+from ringmark.comm.homeward import carried, homeward
 from ringmark.comm.route import Stop
 from ringmark.comm.tracks import Track
 from ringmark.geometry import Meeting
@@ -39,6 +39,7 @@ class Method(double_ring.Method):
     """BurstAttention over nodes x gpus."""
 
     label = "BurstAttention"
+    choices: ClassVar[dict[str, tuple[OptionValue, ...]]] = {**CHOICES, **double_ring.Method.choices}
     default_options: ClassVar[dict[str, OptionValue]] = {
         **double_ring.Method.default_options,
         **{name: choices[0] for name, choices in CHOICES.items()},
@@ -47,12 +48,6 @@ class Method(double_ring.Method):
     def __init__(self, **options: OptionValue) -> None:
         super().__init__(**options)
         self.layout = str(self.options["layout"])
-
-    def unsupported(self, cell: Cell) -> str | None:
-        for name, choices in CHOICES.items():
-            if self.options[name] not in choices:
-                return f"{name} is {self.options[name]}: choose one of {', '.join(map(str, choices)).lower()}"
-        return super().unsupported(cell)
 
     def gradients(
         self,
@@ -131,10 +126,9 @@ class Method(double_ring.Method):
         choice = str(self.options["side"])
         if choice == "auto":
             # The slowest link that is there decides: between nodes if there are any.
-            inner, outer = wire_dtypes(q.dtype, self.wire)
-            straight = q.dtype if self.blocks.inner.within_a_node else inner
-            carried = outer if self.blocks.outer.size > 1 else straight
-            bytes_q, bytes_kv = hop_bytes(q.numel(), k.numel(), q.shape[3], q.dtype, carried, self.opt_bwd)
+            inner, outer = carried(q.dtype, self.wire, self.blocks.inner.within_a_node)
+            slowest = outer if self.blocks.outer.size > 1 else inner
+            bytes_q, bytes_kv = hop_bytes(q.numel(), k.numel(), q.shape[3], q.dtype, slowest, self.opt_bwd)
             choice = "q" if bytes_q <= bytes_kv else "kv"
         self._ran_side = choice
         return choice

@@ -20,7 +20,7 @@ from ringmark import heads, layout
 from ringmark.accumulate import Gradient, Output
 from ringmark.cell import Cell, MeshShape, OptionValue
 from ringmark.comm import copy_engine
-from ringmark.comm.homeward import WIRES, homeward, wire_dtypes
+from ringmark.comm.homeward import WIRES, carried, homeward
 from ringmark.comm.mesh import Lane, Mesh
 from ringmark.comm.route import Covers, Route
 from ringmark.comm.tracks import Track, Tracks
@@ -28,9 +28,12 @@ from ringmark.geometry import Meeting, meeting
 from ringmark.kernels.base import Kernel
 from ringmark.methods import base
 
-PRIORITIES = ("normal", "high")
-HOPS = ("ring", "straight")
-TRANSPORTS = ("auto", "send_recv", "copy_engine")
+CHOICES: dict[str, tuple[OptionValue, ...]] = {
+    "wire": WIRES,
+    "priority": ("normal", "high"),
+    "transport": ("auto", "send_recv", "copy_engine"),
+    "hops": ("ring", "straight"),
+}
 
 
 class Method(base.Method):
@@ -38,6 +41,7 @@ class Method(base.Method):
 
     label = "Ring attention"
     layout = "contiguous"
+    choices: ClassVar[dict[str, tuple[OptionValue, ...]]] = CHOICES
     default_options: ClassVar[dict[str, OptionValue]] = {
         "head_groups": 0,
         "tracks": 0,
@@ -52,15 +56,9 @@ class Method(base.Method):
         return copy_engine.unavailable() if self.options["transport"] == "copy_engine" else None
 
     def unsupported(self, cell: Cell) -> str | None:
-        wire = self.options["wire"]
-        if wire not in WIRES:
-            return f"wire is {wire}: choose one of {', '.join(WIRES)}"
-        if self.options["priority"] not in PRIORITIES:
-            return f"priority is {self.options['priority']}: choose one of {', '.join(PRIORITIES)}"
-        if self.options["transport"] not in TRANSPORTS:
-            return f"transport is {self.options['transport']}: choose one of {', '.join(TRANSPORTS)}"
-        if self.options["hops"] not in HOPS:
-            return f"hops is {self.options['hops']}: choose one of {', '.join(HOPS)}"
+        for name, choices in self.choices.items():
+            if self.options[name] not in choices:
+                return f"{name} is {self.options[name]}: choose one of {', '.join(map(str, choices)).lower()}"
         if self.options["tracks"] not in (0, 1, 2):
             return f"tracks is {self.options['tracks']}: choose 1 or 2, or 0 for automatic"
         return layout.reason_not(self.layout, cell.seqlen_global, cell.world_size) or heads.reason_not(
@@ -78,11 +76,9 @@ class Method(base.Method):
     def moves(self, mesh: MeshShape) -> str:
         """What a rank sends at most in an iteration, in local tensors T (bf16, as many kv heads as heads)."""
         outer, inner = self.levels(mesh.nodes, mesh.gpus)
-        sums = list(wire_dtypes(torch.bfloat16, self.wire))
-        if outer > 1 or mesh.nodes == 1:  # inside a node contributions go straight home, as they are
-            sums[0] = torch.bfloat16
-        carried = [dtype.itemsize / torch.bfloat16.itemsize for dtype in sums]
-        back_inner, back_outer = (self.backward_hop(one) for one in carried)
+        native = torch.bfloat16
+        hops = carried(native, self.wire, straight=outer > 1 or mesh.nodes == 1)
+        back_inner, back_outer = (self.backward_hop(dtype.itemsize / native.itemsize) for dtype in hops)
         if outer == 1:
             return f"{inner - 1} hops of 2T forward and of {back_inner:.3g}T backward"
         return (
