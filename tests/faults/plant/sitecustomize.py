@@ -110,14 +110,14 @@ def _hang() -> None:
 
 
 def _wrong_answer() -> None:
-    """From here on this rank's forward is off by a thousandth, in this item only."""
+    """In this item only, this rank's forward is off by a twentieth: in bf16 a thousandth would be rounding."""
     from ringmark.methods import base
 
     real = base.Method.forward
 
     def forward(self: Any, *args: Any) -> Any:
         base.Method.forward = base.Method.__call__ = real  # type: ignore[method-assign]
-        return real(self, *args) * 1.001
+        return real(self, *args) * 1.05
 
     base.Method.forward = forward  # type: ignore[method-assign]
 
