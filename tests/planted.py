@@ -21,16 +21,16 @@ def skip_one_merge() -> Any:
 
 def lose_a_contribution() -> Any:
     """What one rank sent straight home arrives as zeros."""
-    real, calls = homeward.Straight._receive, itertools.count()
+    real, calls = homeward.Straight._arrived, itertools.count()
 
-    def receive(self: homeward.Straight, stop: Any, hop: Any) -> None:
-        arrived = hop.wait()
+    def arrived(self: homeward.Straight, hop: Any) -> Any:
+        parcel = real(self, hop)
         if next(calls) == 1:
-            for tensor in arrived.tensors:
+            for tensor in parcel.tensors:
                 tensor.zero_()
-        real(self, stop, mock.Mock(wait=lambda: arrived))
+        return parcel
 
-    return mock.patch.object(homeward.Straight, "_receive", receive)
+    return mock.patch.object(homeward.Straight, "_arrived", arrived)
 
 
 def sum_in_bf16() -> Any:

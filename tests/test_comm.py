@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -13,12 +14,13 @@ from hypothesis import strategies as st
 
 import exact
 from ringmark import kernels, methods
-from ringmark.comm.copy_engine import Slot, SlotPool
+from ringmark.comm import driver
+from ringmark.comm.copy_engine import Slot, SlotPool, landing
 from ringmark.comm.homeward import homeward
 from ringmark.comm.mesh import Mesh
-from ringmark.comm.parcel import Parcel, Pool, Signature, signature
+from ringmark.comm.parcel import Parcel, Pool, Signature, rows_of, signature
 from ringmark.comm.plan import Block, Step, order, plan
-from ringmark.comm.ring import Hop, Ring
+from ringmark.comm.ring import Delivery, Hop, Ring
 from ringmark.comm.route import Route
 from ringmark.errors import UserError
 from world import WorldError, run_world
@@ -70,7 +72,7 @@ def test_blocks_move_one_rank_a_hop_and_meet_everybody(
     for step in plan(windows, turns, pieces, homeward):
         for block in step.posts:
             for node, gpu in ranks:
-                sender = (node, (gpu - 1) % turns) if block.turn else ((node - 1) % windows, gpu)
+                sender = (node, (gpu - 1) % turns) if block.visit else ((node - 1) % windows, gpu)
                 held[node, gpu][block] = held[sender][block.origin]
         window, _, turn = step.block
         for node, gpu in ranks:
@@ -79,7 +81,7 @@ def test_blocks_move_one_rank_a_hop_and_meet_everybody(
 
 def hops(steps: list[Step]) -> tuple[int, int]:
     posted = [block for step in steps for block in step.posts]
-    return sum(block.turn > 0 for block in posted), sum(block.turn == 0 for block in posted)
+    return sum(block.visit > 0 for block in posted), sum(block.visit == 0 for block in posted)
 
 
 def test_four_nodes_of_eight_send_28_inner_and_3_outer_hops() -> None:
@@ -90,7 +92,7 @@ def test_four_nodes_of_eight_send_28_inner_and_3_outer_hops() -> None:
 
 def test_the_outer_hops_of_the_first_window_are_posted_at_once_and_waited_piece_by_piece() -> None:
     steps = plan(2, 4, 3)
-    outer = [block for block in steps[0].posts if block.turn == 0]
+    outer = [block for block in steps[0].posts if block.visit == 0]
     assert outer == [Block(1, piece, 0) for piece in range(3)]
     assert [step.block for step in steps[12:]] == [
         Block(1, piece, turn) for piece in range(3) for turn in range(4)
@@ -211,7 +213,7 @@ def check_travel(mesh: Mesh, pieces: int, kept_for_last: bool) -> dict[str, obje
         (block,) = stop.tensors
         assert torch.equal(block, number(stop.source, stop.piece)[:, :, 1:3])
         met.append((stop.source, stop.piece))
-        rows = middle if stop.turn else whole
+        rows = whole if stop.own else middle
         home.add(stop, rows, (block[:, rows] * (mesh.rank + 1),))
         made.append(pool.made)
     home.finish()
@@ -313,11 +315,13 @@ def test_a_ring_of_one_gives_back_what_it_was_given() -> None:
 
 
 class SlotRing(Ring):
-    """gloo that receives into slots, as the copy engines do, and writes down which."""
+    """gloo that receives into slots, as the copy engines do, and writes down which, and where in them."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.taken: list[tuple[int, int]] = []
+        self.sent: list[list[tuple[int, list[int]]]] = []  # of each hop: to whom, where it lies there
+        self.received: list[list[tuple[int, list[int]]]] = []  # from whom, where it lies here
         self.slots = SlotPool(CPU, self._allocate)
         self._numbers: dict[int, int] = {}
 
@@ -326,23 +330,43 @@ class SlotRing(Ring):
         self._numbers[id(slot)] = len(self._numbers)
         return slot
 
-    def _exchange(self, parcel: Parcel, arriving: Signature, steps: int, room: Signature) -> Hop:
+    def _exchange(self, deliveries: Sequence[Delivery], arriving: Signature, room: Signature) -> Hop:
         received = self.slots.take(arriving, room)
         self.taken.append((self._numbers[id(received.slot)], len(self._numbers)))
+        memory, members = received.slot.ours, self.group.members
+        self.sent.append([])
+        self.received.append([])
+        for steps, parcel, there, here in deliveries:
+            places = [part.data_ptr() - memory.data_ptr() for part in landing(memory, parcel, there, room)]
+            self.sent[-1].append((members[self.place(steps)], places))
+            rows = [] if here is None else [rows_of(tensor, here) for tensor in received.tensors]
+            places = [part.data_ptr() - memory.data_ptr() for part in rows]
+            self.received[-1].append((members[self.place(-steps)], places))
         self.pool = mock.Mock(take=lambda kind: received)
-        return super()._exchange(parcel, arriving, steps, room)
+        # gloo sends what is contiguous; the copy engine has rows of more than one place to read.
+        packed = [one._replace(parcel=_copied(one.parcel)) for one in deliveries]
+        return super()._exchange(packed, arriving, room)
+
+    def sends(self, tensor: torch.Tensor) -> bool:
+        return driver.has_whole_rows(tensor)
+
+
+def _copied(parcel: Parcel) -> Parcel:
+    return Parcel([tensor.clone(memory_format=torch.contiguous_format) for tensor in parcel.tensors])
 
 
 def check_slots(mesh: Mesh) -> dict[str, Any]:
     found: dict[str, Any] = {}
     problem = exact.make(64, heads=(4, 4))
     for name, options in [
-        ("burst", {"side": "q", "head_groups": 2}),
+        ("burst", {"side": "q", "head_groups": 2, "hops": "ring"}),
         ("burst", {"side": "q", "head_groups": 4, "tracks": 2, "layout": "striped"}),
         ("double_ring", {"head_groups": 1}),
         ("zigzag", {"head_groups": 2, "wire": "native"}),
         ("ring", {}),
-        ("burst", {"side": "q", "head_groups": 2, "hops": "straight"}),
+        ("burst", {"side": "q", "head_groups": 2}),
+        ("burst", {"side": "q", "head_groups": 2, "abreast": 2}),
+        ("burst", {"side": "kv", "head_groups": 4, "tracks": 2, "abreast": 1}),
         ("ring", {"hops": "straight", "head_groups": 4, "tracks": 2}),
     ]:
         rings: list[SlotRing] = []
@@ -359,14 +383,30 @@ def check_slots(mesh: Mesh) -> dict[str, Any]:
         ):
             results = exact.run(method, mesh, kernels.load("reference"), problem)
         assert max(exact.errors(results, method.layout, mesh, problem).values()) < 1e-5
-        found[f"{name} {options}"] = [ring.taken for ring in rings]
+        found[f"{name} {options}"] = [(ring.taken, ring.sent, ring.received) for ring in rings]
     return found
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_every_rank_takes_the_same_slots_whatever_its_rows(nodes: int) -> None:
     """The one rule of the copy engines: a rank writes into the slot that it would take itself."""
-    first, *others = run_world(4, check_slots, nodes=nodes)
-    for row, taken in first.items():
-        assert sum(map(len, taken)) > 0
-        assert all(other[row] == taken for other in others), row
+    by_rank = run_world(4, check_slots, nodes=nodes)
+    for row, rings in by_rank[0].items():
+        assert sum(len(taken) for taken, _, _ in rings) > 0
+        for number, (taken, _, _) in enumerate(rings):
+            assert all(other[row][number][0] == taken for other in by_rank), row
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_delivery_lands_where_its_receiver_looks_for_it(nodes: int) -> None:
+    """Copy engines write into another GPU's slot: both ends count the rows before a block by themselves."""
+    by_rank, joined = run_world(4, check_slots, nodes=nodes), 0
+    for rank, rows in enumerate(by_rank):
+        for row, rings in rows.items():
+            for number, (_, sent, _) in enumerate(rings):
+                for hop, deliveries in enumerate(sent):
+                    joined += len(deliveries) > 1
+                    for target, places in deliveries:
+                        arrived = by_rank[target][row][number][2][hop]
+                        assert dict(arrived)[rank] == places, row
+    assert joined or nodes == 2, "several deliveries in one hop"

@@ -26,7 +26,8 @@ def use(mesh: Mesh, problem: exact.Problem) -> float:
     assert q.grad is not None
     assert attention.settings() == {
         "head_groups": 2, "tracks": 1, "wire": "auto", "ctas": 0, "priority": "high", "transport": "gloo",
-        "hops": "ring",
+        "hops": "straight",
+        "abreast": 1,
         "layout": "zigzag", "opt_bwd": True, "side": "q",
     }  # fmt: skip
     worst = 0.0

@@ -149,6 +149,24 @@ def test_two_halves_are_one_exact_float32(dtype):
     assert (acc == 1).all(), "what goes elsewhere leaves the accumulator alone"
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_several_parts_are_summed_before_they_are_rounded(dtype):
+    acc = torch.full((1, 6, 2, 8), 1.0).to(dtype)
+    tiny = torch.full((1, 4, 2, 8), 2.0**-9).to(dtype)
+    parts = [(tiny, slice(0, 4)), (tiny, slice(2, 6)), (tiny, slice(1, 5)), (tiny, slice(2, 6))]
+    into = torch.zeros(1, 6, 4, 8, dtype=dtype)
+    merge.sum_(acc, parts, into[:, :, 1:3])
+    by_row = [1, 2, 4, 4, 3, 2]  # how many parts cover it
+    want = (1 + torch.tensor(by_row, dtype=torch.float64) / 512).to(dtype)
+    assert torch.equal(into[0, :, 1, 0], want)
+    assert torch.equal(into[0, :, 2, 7], want)
+    assert not into[:, :, [0, 3]].any()
+    assert bool((acc == 1).all()), "what has been held is left alone"
+    total = acc.to(merge.wide(dtype))
+    merge.sum_(total, parts, total)
+    assert torch.equal(total[0, :, 0, 0], 1 + torch.tensor(by_row).to(total.dtype) / 512)
+
+
 def test_the_first_fold_reads_a_part_and_writes_a_float32_sum():
     torch.manual_seed(0)
     own, part = torch.randn(2, 1, 6, 2, 8).bfloat16()

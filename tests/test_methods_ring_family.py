@@ -24,7 +24,7 @@ MESHES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2), (2, 4)]
 # A method that is not listed runs with its defaults: a new file is tested from the day it is there.
 VARIANTS: dict[str, list[Options]] = {
     "ring": [{}, {"head_groups": 2, "wire": "native", "tracks": 2}, {"hops": "straight"}],
-    "zigzag": [{}, {"head_groups": 2}],
+    "zigzag": [{}, {"head_groups": 2}, {"hops": "straight", "abreast": 2}],
     "stripe": [{}, {"head_groups": 2}],
     "double_ring": [
         {},
@@ -35,8 +35,10 @@ VARIANTS: dict[str, list[Options]] = {
         {"side": "q"},
         {"side": "q", "head_groups": 2},
         {"side": "q", "head_groups": 4, "tracks": 2},
-        {"side": "q", "head_groups": 2, "tracks": 2, "hops": "straight"},
-        {"side": "q", "hops": "straight", "opt_bwd": False, "layout": "striped"},
+        {"side": "q", "head_groups": 4, "tracks": 2, "hops": "ring"},
+        {"side": "q", "head_groups": 2, "abreast": 1},
+        {"side": "q", "head_groups": 2, "abreast": 2},
+        {"side": "q", "opt_bwd": False, "layout": "striped", "hops": "ring"},
         {"side": "q", "head_groups": 2, "layout": "striped", "wire": "native"},
         {"side": "q", "opt_bwd": False},
         {"side": "kv", "head_groups": 2, "layout": "striped"},
@@ -146,7 +148,7 @@ def test_one_token_a_rank() -> None:
 # A world of 4 nodes x 8 gpus
 
 
-BURST: Options = {"side": "q", "wire": "native"}
+BURST: Options = {"side": "q", "wire": "native", "hops": "ring"}
 MOVING: list[tuple[str, Options]] = [
     ("burst", BURST),
     ("burst", {**BURST, "head_groups": 2}),

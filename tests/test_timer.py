@@ -120,6 +120,15 @@ def test_warm_up_is_not_timed_and_a_pipeline_runs_back_to_back() -> None:
     assert sum(series.wall_ms[0]) == pytest.approx(sum(series.samples_ms[0]), rel=0.05)
 
 
+def test_warm_up_goes_on_for_as_long_as_asked() -> None:
+    body, calls = _counted(lambda call: _nap(10.0))
+    asked = Asked(warmup=3, warmup_s=0.2, min_iterations=5, max_iterations=5, time_limit_s=0.1)
+    series = timer.measure(body, ALONE, "isolated", asked)
+    untimed = len(calls) - len(series.samples_ms[0])
+    assert 8 <= untimed <= 21, "0.2 s of 10 ms, or a little more"
+    assert len(series.samples_ms[0]) == 5, "the time limit is that of the timing"
+
+
 def test_no_garbage_is_collected_inside_a_timed_span() -> None:
     seen = []
     asked = Asked(min_iterations=1, max_iterations=1)

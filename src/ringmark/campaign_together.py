@@ -95,7 +95,7 @@ def _own_kernel(one: Record) -> Any:
 
 def _asked(one: Record) -> Any:
     asked = one.asked
-    return (asked.seed, sorted(asked.protocols), asked.warmup, asked.ci_target)
+    return (asked.seed, sorted(asked.protocols), asked.warmup, asked.warmup_s, asked.ci_target)
 
 
 def _lasting(environment: Mapping[str, Any]) -> Any:

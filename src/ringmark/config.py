@@ -29,6 +29,7 @@ class Measure:
 
     protocols: list[Protocol] = field(default_factory=lambda: ["isolated"])
     warmup: int = 3
+    warmup_s: float = 0.0
     min_iterations: int = 10
     max_iterations: int = 100
     ci_target: float = 0.02

@@ -21,4 +21,5 @@ def cell_seconds(cell: Cell, measure: Measure, tflops_per_gpu: float) -> float:
     total = flops.cell_flops(cell)
     one = total / cell.world_size / (tflops_per_gpu * 1e12)
     timed = min(max(measure.min_iterations * one, 0.0), measure.time_limit_s) * len(measure.protocols)
-    return CELL_S + (measure.warmup + 3) * one + timed
+    warm = max(measure.warmup * one, measure.warmup_s) * len(measure.protocols)
+    return CELL_S + warm + 3 * one + timed

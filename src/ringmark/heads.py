@@ -15,6 +15,8 @@ import torch
 # Two pieces of this size are under way at a time, one on each track. Larger ones take more memory and
 # leave more to wait for at the end; smaller ones are kernels too short for a GPU.
 PIECE_BYTES = 64 << 20
+# Where several blocks are met in one call of a kernel, the pieces of all of them together.
+CALL_BYTES = 128 << 20
 # A second track pays where kernels take longer than the host needs to launch what goes with them.
 PIECE_BYTES_FOR_TWO_TRACKS = 32 << 20
 # Between nodes a window must not wait for a whole block: this many pieces, if they are not too small.
@@ -41,20 +43,21 @@ def head_groups(num_heads_q: int, num_heads_kv: int, count: int) -> list[HeadGro
 
 
 def plan_for(
-    q: torch.Tensor, k: torch.Tensor, count: int, tracks: int, nodes: int
+    q: torch.Tensor, k: torch.Tensor, count: int, tracks: int, nodes: int, abreast: int = 1
 ) -> tuple[list[HeadGroup], int]:
     """The groups of q and k (B, S, H, D), and how many tracks they go on; 0 leaves either to their size."""
     num_heads_kv = k.shape[2]
-    count = count or automatic(q.nbytes, num_heads_kv, nodes, tracks)
+    count = count or automatic(q.nbytes, num_heads_kv, nodes, tracks, abreast)
     if not tracks:
-        tracks = 2 if count % 2 == 0 and q.nbytes // count >= PIECE_BYTES_FOR_TWO_TRACKS else 1
+        large = q.nbytes // count * abreast >= PIECE_BYTES_FOR_TWO_TRACKS
+        tracks = 2 if count % 2 == 0 and large else 1
     return head_groups(q.shape[2], num_heads_kv, count), min(tracks, count)
 
 
-def automatic(block_bytes: int, num_heads_kv: int, nodes: int, tracks: int = 0) -> int:
+def automatic(block_bytes: int, num_heads_kv: int, nodes: int, tracks: int = 0, abreast: int = 1) -> int:
     """How many groups a block is cut into: the fewest that keep a piece within its size."""
-    wanted = -(-block_bytes // PIECE_BYTES)
-    two = tracks == 2 or (not tracks and block_bytes >= 2 * PIECE_BYTES_FOR_TWO_TRACKS)
+    wanted = -(-block_bytes // min(PIECE_BYTES, CALL_BYTES // abreast))
+    two = tracks == 2 or (not tracks and block_bytes * abreast >= 2 * PIECE_BYTES_FOR_TWO_TRACKS)
     if nodes > 1:
         wanted = max(wanted, min(PIECES_BETWEEN_NODES, block_bytes // PIECE_BYTES_BETWEEN_NODES))
     divisors = [count for count in range(1, num_heads_kv + 1) if num_heads_kv % count == 0]

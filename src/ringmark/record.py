@@ -44,6 +44,7 @@ class Asked:
     seed: int = 0
     protocols: list[Protocol] = field(default_factory=lambda: ["isolated"])
     warmup: int = 3
+    warmup_s: float = 0.0
     min_iterations: int = 5
     max_iterations: int = 100
     ci_target: float = 0.02

@@ -224,6 +224,40 @@ def test_the_triton_addition_is_torchs():
             assert torch.equal(target, (total + part.float()).to(dtype))
 
 
+@pytest.mark.parametrize("count", [1, 3, 4, 7])
+def test_the_triton_sum_of_several_parts_is_float64s(count):
+    """Parts of some rows each, in a view of some heads: summed in float32 and rounded once."""
+    torch.manual_seed(9)
+    for dtype in (torch.float32, torch.bfloat16):
+        acc = torch.randn(2, 300, 4, 72, device=CUDA).to(dtype)
+        rows = [slice(at * 7, 300 - at * 20) for at in range(count)]
+        parts = [(torch.randn(2, 300, 4, 72, device=CUDA).bfloat16()[:, some], some) for some in rows]
+        want = acc.double()
+        for part, some in parts:
+            want[:, some] += part.double()
+        whole = torch.zeros(2, 300, 8, 72, device=CUDA, dtype=torch.bfloat16)
+        merge.sum_(acc, parts, whole[:, :, 2:6])
+        before, sums = acc.clone(), torch.empty(acc.shape, device=CUDA)
+        merge.sum_(acc, parts, sums)
+        assert torch.equal(acc, before), "what has been held is left alone"
+        torch.testing.assert_close(sums, want.float(), rtol=1e-6, atol=1e-5)
+        assert torch.equal(whole[:, :, 2:6], sums.bfloat16())
+        assert not whole[:, :, :2].any()
+        assert not whole[:, :, 6:].any()
+
+
+def test_the_triton_copy_is_torchs():
+    torch.manual_seed(10)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        source = torch.randn(2, 300, 8, 72, device=CUDA)[:, 11:290, 3:6].to(dtype)
+        for other in (torch.float32, torch.bfloat16, torch.float16):
+            found = torch.zeros(2, 300, 8, 72, device=CUDA, dtype=other)
+            want = found.clone()
+            merge.copy_(source, found[:, 5:284, :3])
+            want[:, 5:284, :3].copy_(source)
+            assert torch.equal(found, want)
+
+
 def test_the_first_triton_fold_reads_a_half_precision_part():
     torch.manual_seed(3)
     own, part = (torch.randn(2, 100, 4, 128, device=CUDA).bfloat16() for _ in range(2))

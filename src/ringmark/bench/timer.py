@@ -38,9 +38,9 @@ _REASONS: tuple[StoppedBy, ...] = ("ci_target", "max_iterations", "time_limit")
 def measure(body: Body, mesh: Mesh, protocol: Protocol, asked: Asked) -> Series:
     """Time `body` until the median is known well enough or a limit is reached; all ranks stop together."""
     times = _isolated if protocol == "isolated" else _pipelined
-    started = time.monotonic()
     with _no_garbage_collection():
-        times(body, mesh, asked.warmup)
+        _warm_up(times, body, mesh, asked)
+        timed_from = time.monotonic()
         samples: list[list[float]] = [[] for _ in range(mesh.world_size)]
         walls: list[list[float]] = [[] for _ in range(mesh.world_size)]
         stopped_by = None
@@ -50,8 +50,16 @@ def measure(body: Body, mesh: Mesh, protocol: Protocol, asked: Asked) -> Series:
             for rank, row in enumerate(gather.rows(mesh, [*mine, *wall])):
                 samples[rank] += row[:count]
                 walls[rank] += row[count:]
-            stopped_by = _decide(mesh, samples, asked, time.monotonic() - started)
+            stopped_by = _decide(mesh, samples, asked, time.monotonic() - timed_from)
     return _series(mesh, samples, walls, stopped_by)
+
+
+def _warm_up(times: Callable[[Body, Mesh, int], Times], body: Body, mesh: Mesh, asked: Asked) -> None:
+    """The iterations that nobody times: so many, and for so long by rank 0's clock."""
+    started = time.monotonic()
+    times(body, mesh, asked.warmup)
+    while gather.decided_by_rank_0(mesh, int(time.monotonic() - started < asked.warmup_s)):
+        times(body, mesh, 1)
 
 
 def first_call_ms(body: Body, mesh: Mesh) -> float:

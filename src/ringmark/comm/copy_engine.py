@@ -18,9 +18,10 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from ringmark.comm import driver
 from ringmark.comm.mesh import OPEN_LANE, Axis, Lane, Mesh
-from ringmark.comm.parcel import Parcel, Pool, Signature, signature
-from ringmark.comm.ring import Hop, Ring
+from ringmark.comm.parcel import Parcel, Pool, Signature
+from ringmark.comm.ring import Delivery, Hop, Ring
 from ringmark.comm.stream_flags import Flags
 
 ALIGNMENT = 512
@@ -38,7 +39,7 @@ def unavailable() -> str | None:
         return f"torch {torch.__version__} has no symmetric memory, which the copy_engine transport needs"
     if not hasattr(symmetric, "rendezvous") or not hasattr(symmetric, "empty"):
         return f"the symmetric memory of torch {torch.__version__} is too old for the copy_engine transport"
-    return Flags.unavailable()
+    return driver.unavailable()
 
 
 def suits(mesh: Mesh) -> bool:
@@ -72,8 +73,8 @@ class Slot(NamedTuple):
 class SlotParcel(Parcel):
     """A parcel that lies in a slot."""
 
-    def __init__(self, slot: Slot, kind: Signature, pool: Pool) -> None:
-        super().__init__(views(slot.ours, kind), pool)
+    def __init__(self, slot: Slot, kind: Signature, room: Signature, pool: Pool) -> None:
+        super().__init__(views(slot.ours, kind, room), pool.give_back)
         self.slot = slot
 
 
@@ -88,15 +89,18 @@ class SlotPool(Pool):
 
     def take(self, signature: Signature, room: Signature | None = None) -> SlotParcel:
         """A slot for a parcel, chosen by `room`, which must be the same on every rank."""
-        needed = span(room or signature)
-        assert span(signature) <= needed, "a parcel is larger than the room that was made for it"
+        room = room or signature
+        needed = span(room)
+        assert all(num_bytes(kind) <= num_bytes(space) for kind, space in zip(signature, room)), (
+            "a parcel is larger than the room that was made for it"
+        )
         for index, slot in enumerate(self._free_slots):
             if slot.ours.numel() >= needed:
-                return SlotParcel(self._free_slots.pop(index), signature, self)
+                return SlotParcel(self._free_slots.pop(index), signature, room, self)
         self.made += 1
         size = -(-int(needed * HEADROOM) // (2 << 20)) * (2 << 20)
         self.num_bytes += size
-        return SlotParcel(self._allocate(size), signature, self)
+        return SlotParcel(self._allocate(size), signature, room, self)
 
     def give_back(self, parcel: Parcel) -> None:
         assert isinstance(parcel, SlotParcel)
@@ -106,11 +110,17 @@ class SlotPool(Pool):
         """Slots stay: the next call would have to make them again, together with all members."""
 
 
+def num_bytes(kind: tuple[tuple[int, ...], torch.dtype]) -> int:
+    """The size of one tensor of a parcel."""
+    shape, dtype = kind
+    return torch.Size(shape).numel() * dtype.itemsize
+
+
 def offsets(signature: Signature) -> list[tuple[int, int]]:
     """Where each tensor of a parcel begins and ends in a slot."""
     found, begin = [], 0
-    for shape, dtype in signature:
-        end = begin + torch.Size(shape).numel() * dtype.itemsize
+    for kind in signature:
+        end = begin + num_bytes(kind)
         found.append((begin, end))
         begin = -(-end // ALIGNMENT) * ALIGNMENT
     return found
@@ -121,12 +131,27 @@ def span(signature: Signature) -> int:
     return offsets(signature)[-1][1] if signature else 0
 
 
-def views(memory: torch.Tensor, signature: Signature) -> Sequence[torch.Tensor]:
-    """The tensors of a parcel in a slot's memory."""
+def views(memory: torch.Tensor, signature: Signature, room: Signature) -> Sequence[torch.Tensor]:
+    """The tensors of a parcel in a slot's memory, each where its room begins."""
     return [
-        memory[begin:end].view(dtype).view(shape)
-        for (begin, end), (shape, dtype) in zip(offsets(signature), signature)
+        memory[begin : begin + num_bytes(kind)].view(kind[1]).view(kind[0])
+        for kind, (begin, _) in zip(signature, offsets(room))
     ]
+
+
+def landing(
+    memory: torch.Tensor, parcel: Parcel, there: int | None, room: Signature
+) -> Sequence[torch.Tensor]:
+    """Where a delivery lies in its target's slot: from row `there` of each tensor's room on."""
+    found = []
+    for tensor, (shape, _), (begin, end) in zip(parcel.tensors, room, offsets(room)):
+        if there is not None:
+            assert shape[0] == tensor.shape[0] == 1, "rows lie side by side in a batch of one alone"
+            begin += there * torch.Size(shape[2:]).numel() * tensor.element_size()
+        stop = begin + tensor.nbytes
+        assert stop <= end, "a delivery reaches beyond its room"
+        found.append(memory[begin:stop].view(tensor.dtype).view(tensor.shape))
+    return found
 
 
 class CopyEngineRing(Ring):
@@ -143,22 +168,30 @@ class CopyEngineRing(Ring):
     def transport(self) -> str:
         return "copy_engine"
 
-    def _exchange(self, parcel: Parcel, arriving: Signature, steps: int, room: Signature) -> Hop:
+    def sends(self, tensor: torch.Tensor) -> bool:
+        return driver.has_whole_rows(tensor)
+
+    def _exchange(self, deliveries: Sequence[Delivery], arriving: Signature, room: Signature) -> Hop:
         flags, side = self._prepared()
         received = self.slots.take(arriving, room)
         self._num_hops += 1
-        number, target, source = self._num_hops, self.place(steps), self.place(-steps)
-        theirs = views(received.slot.of_members[target], signature(parcel.tensors))
+        number = self._num_hops
         # By all that is enqueued so far, what is sent has been computed and what the slot held has been read.
         side.wait_stream(torch.cuda.current_stream())
+        sources = [self.place(-delivery.steps) for delivery in deliveries]
         with torch.cuda.stream(side):
-            flags.say_ready(source, number)
-            flags.wait_ready(target, number)
-            for into, mine in zip(theirs, parcel.tensors):
-                into.copy_(mine, non_blocking=True)
-            flags.say_data(target, number)
+            for source in sources:
+                flags.say_ready(source, number)
+            for steps, parcel, there, _ in deliveries:
+                target = self.place(steps)
+                flags.wait_ready(target, number)
+                memory = received.slot.of_members[target]
+                for into, mine in zip(landing(memory, parcel, there, room), parcel.tensors):
+                    driver.copy(mine, into)
+                flags.say_data(target, number)
             copied = side.record_event()
-        return _Copy(flags, source, number, copied, parcel.hold(), received)
+        leaving = [delivery.parcel.hold() for delivery in deliveries]
+        return _Copy(flags, sources, number, copied, leaving, received)
 
     def _prepared(self) -> tuple[Flags, torch.cuda.Stream]:
         if self._flags is None or self._side is None:
@@ -202,17 +235,19 @@ class _Copy:
     def __init__(
         self,
         flags: Flags,
-        source: int,
+        sources: Sequence[int],
         number: int,
         copied: torch.cuda.Event,
-        leaving: Parcel,
+        leaving: Sequence[Parcel],
         arriving: Parcel,
     ) -> None:
-        self._flags, self._source, self._number, self._copied = flags, source, number, copied
+        self._flags, self._sources, self._number, self._copied = flags, sources, number, copied
         self._leaving, self._arriving = leaving, arriving
 
     def wait(self) -> Parcel:
-        self._flags.wait_data(self._source, self._number)
+        for source in self._sources:
+            self._flags.wait_data(source, self._number)
         torch.cuda.current_stream().wait_event(self._copied)
-        self._leaving.drop()
+        for parcel in self._leaving:
+            parcel.drop()
         return self._arriving

@@ -27,14 +27,13 @@ from itertools import repeat
 
 import torch
 
-from ringmark.comm.parcel import Parcel, Signature, signature
-from ringmark.comm.ring import Hop
+from ringmark.comm.parcel import Parcel, Signature, rows_of, signature
+from ringmark.comm.ring import ALL, Delivery, Hop
 from ringmark.comm.route import Covers, Route, Stop
 from ringmark.kernels.merge import add_, wide
 from ringmark.kernels.running import Running, place, put
 
 WIRES = ("auto", "native", "float32")
-ALL = slice(None)
 
 
 def wire_dtypes(native: torch.dtype, wire: str) -> tuple[torch.dtype, torch.dtype]:
@@ -73,28 +72,32 @@ class Straight:
         self.outer_dtype = wire_dtypes(results[0][0].dtype, wire)[1]
         self._sums: dict[tuple[int, int], list[Running]] = {}  # of a window and a piece
         self._missing: dict[tuple[int, int], int] = {}  # contributions that a sum waits for
-        self._under_way: list[tuple[Stop, Hop]] = []
+        self._under_way: list[tuple[Stop, int, Hop]] = []  # of one visit: the stop, a turn of it
         self._between: dict[int, Hop] = {}  # the earlier windows', between nodes
 
     def add(self, stop: Stop, rows: slice = ALL, parts: Sequence[torch.Tensor] | None = None) -> None:
-        """This rank's contribution at a stop: `parts` for `rows` of the block, or None for nothing."""
-        earlier, self._under_way = self._under_way, []
-        if stop.turn == 0:
-            self._contribute(stop, rows, parts, keep=True)
-        else:
-            parcel = Parcel([part.contiguous() for part in parts or ()])
-            hop = self.route.inner.exchange(
-                parcel, self._arriving(stop), -stop.turn, signature(self.results[stop.piece])
-            )
+        """This rank's contribution at a stop: `parts` for `rows` of the block, or None for nothing.
+
+        For a party of blocks they are the rows of all of them, side by side.
+        """
+        if stop.own:
+            self._contribute(stop, 1, [] if parts is None else [(parts, rows)], keep=True)
+            self._receive()
+            return
+        if any(then.place != stop.place for then, _, _ in self._under_way):
+            self._receive()  # these have had this stop's computation to hide under
+        for index, turn in enumerate(stop.turns):
+            share = slice(*stop.bounds[index : index + 2]) if len(stop.turns) > 1 else ALL
+            parcel = Parcel([rows_of(part, share).contiguous() for part in parts or ()])
+            arriving = self._arriving(stop, turn)
+            delivery = Delivery(-turn, parcel, here=ALL if arriving else None)
+            hop = self.route.inner.exchange([delivery], arriving, signature(self.results[stop.piece]))
             parcel.drop()
-            self._under_way.append((stop, hop))
-        for then, hop in earlier:  # their hops have had this stop's computation to hide under
-            self._receive(then, hop)
+            self._under_way.append((stop, turn, hop))
 
     def finish(self) -> None:
         """After the last stop: wait for what is still under way."""
-        for then, hop in self._under_way:
-            self._receive(then, hop)
+        self._receive()
         for piece, hop in list(self._between.items()):
             arrived = hop.wait()
             for running, part, result in zip(
@@ -105,34 +108,46 @@ class Straight:
         assert not self._sums, "a sum is still waiting for somebody"
         self.route.pool.clear()
 
-    def _rows(self, stop: Stop) -> slice | None:
+    def _rows(self, stop: Stop, turn: int) -> slice | None:
         """The rows that arrive at a stop, of the block in this rank's column: sent from `turn` gpus on."""
         mesh = self.route.mesh
-        contributor = mesh.rank_at(mesh.node, mesh.gpu + stop.turn)
+        contributor = mesh.rank_at(mesh.node, mesh.gpu + turn)
         return self.covers(self.route.source(stop.window, 0), contributor)
 
-    def _arriving(self, stop: Stop) -> Signature:
-        rows = self._rows(stop)
+    def _arriving(self, stop: Stop, turn: int) -> Signature:
+        rows = self._rows(stop, turn)
         if rows is None:
             return ()
         return signature([result[:, rows] for result in self.results[stop.piece]])
 
-    def _receive(self, stop: Stop, hop: Hop) -> None:
-        arrived = hop.wait()
-        # A sum never keeps what arrived, not even its first part: buffers must come free on every rank at the
-        # same point, whatever the rank's own rows are (comm/copy_engine.py).
-        self._contribute(stop, self._rows(stop) or ALL, arrived.tensors or None, keep=False)
-        arrived.drop()
+    def _receive(self) -> None:
+        """Wait for all that is under way inside the node, which is of one visit, and add it."""
+        under_way, self._under_way = self._under_way, []
+        arrived = [self._arrived(hop) for _, _, hop in under_way]
+        if arrived:
+            stop = under_way[0][0]
+            rows = [self._rows(stop, turn) for _, turn, _ in under_way]
+            given = [(parcel.tensors, met) for parcel, met in zip(arrived, rows) if met is not None]
+            # A sum never keeps what arrived, not even its first part: buffers must come free on every rank at
+            # the same point, whatever the rank's own rows are (comm/copy_engine.py).
+            self._contribute(stop, len(arrived), given, keep=False)
+        for parcel in arrived:
+            parcel.drop()
 
-    def _contribute(self, stop: Stop, rows: slice, parts: Sequence[torch.Tensor] | None, keep: bool) -> None:
-        """Add what one GPU of this node has for the block in our column."""
+    def _arrived(self, hop: Hop) -> Parcel:
+        return hop.wait()
+
+    def _contribute(
+        self, stop: Stop, count: int, given: Sequence[tuple[Sequence[torch.Tensor], slice]], keep: bool
+    ) -> None:
+        """Add what `count` GPUs of this node have given for the block in our column, some of them nothing."""
         key, results = (stop.window, stop.piece), self.results[stop.piece]
         sums = self._sums.setdefault(key, [Running(result) for result in results])
-        missing = self._missing[key] = self._missing.get(key, self.route.inner.size) - 1
+        missing = self._missing[key] = self._missing.get(key, self.route.inner.size) - count
         home = stop.window == 0 and self.route.outer.size == 1
         for index, running in enumerate(sums):
-            into = results[index] if home and not missing else None
-            running.add(parts[index] if parts else None, rows, into=into, keep=keep)
+            parts = [(tensors[index], rows) for tensors, rows in given]
+            running.add_all(parts, into=results[index] if home and not missing else None, keep=keep)
         if missing:
             return
         del self._missing[key]
@@ -167,12 +182,12 @@ class Trailing:
 
     def add(self, stop: Stop, rows: slice = ALL, parts: Sequence[torch.Tensor] | None = None) -> None:
         """This rank's contribution at a stop: `parts` for `rows` of the block, or None for nothing."""
-        if stop.turn == 0:
+        if stop.own:
             assert parts is not None
             assert parts[0].shape == self.results[stop.piece][0].shape, "the own pair covers every row"
             self._own[stop.piece] = parts
         else:
-            begins, ends = stop.turn == 1, stop.turn == self.route.inner.size - 1
+            begins, ends = stop.turns == (1,), stop.turns == (self.route.inner.size - 1,)
             total = self._start(stop.piece, rows, parts) if begins else self._added(stop.piece, rows, parts)
             if ends:
                 self._post_last(stop.piece, total)

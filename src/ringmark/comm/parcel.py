@@ -11,9 +11,11 @@ stream, so nothing here ever waits on the host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+
+from ringmark.kernels.merge import copy_
 
 Signature = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
@@ -21,10 +23,12 @@ Signature = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 class Parcel:
     """Tensors that travel together, and how many users they have."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], pool: Pool | None = None) -> None:
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], release: Callable[[Parcel], None] | None = None
+    ) -> None:
         self.tensors = tuple(tensors)
         self.users = 1
-        self._pool = pool
+        self._release = release
 
     @property
     def num_bytes(self) -> int:
@@ -40,8 +44,8 @@ class Parcel:
         """One user fewer; the last one gives the buffers back to their pool."""
         assert self.users > 0, "a parcel was dropped more often than it was held"
         self.users -= 1
-        if self.users == 0 and self._pool is not None:
-            self._pool.give_back(self)
+        if self.users == 0 and self._release is not None:
+            self._release(self)
 
 
 class Pool:
@@ -60,16 +64,20 @@ class Pool:
             parcel.users = 1
             return parcel
         self.made += 1
-        return Parcel(self._make(signature), self)
+        return Parcel(self._make(signature), self.give_back)
 
-    def packed(self, tensors: Sequence[torch.Tensor]) -> Parcel:
-        """The tensors as a parcel that can be sent: as they are if contiguous, copied side by side if not."""
-        if all(tensor.is_contiguous() for tensor in tensors):
+    def packed(self, tensors: Sequence[torch.Tensor], sends: Callable[[torch.Tensor], bool]) -> Parcel:
+        """The tensors as a parcel that can be sent: each as it lies if it can be, else copied."""
+        scattered = [tensor for tensor in tensors if not sends(tensor)]
+        if not scattered:
             return Parcel(tensors)
-        parcel = self.take(signature(tensors))
-        for buffer, tensor in zip(parcel.tensors, tensors):
-            buffer.copy_(tensor)
-        return parcel
+        own = self.take(signature(scattered))
+        for buffer, tensor in zip(own.tensors, scattered):
+            copy_(tensor, buffer)
+        buffers = iter(own.tensors)
+        return Parcel(
+            [tensor if sends(tensor) else next(buffers) for tensor in tensors], lambda _: own.drop()
+        )
 
     def give_back(self, parcel: Parcel) -> None:
         self._free[signature(parcel.tensors)].append(parcel)
@@ -85,3 +93,8 @@ class Pool:
 def signature(tensors: Sequence[torch.Tensor], dtype: torch.dtype | None = None) -> Signature:
     """What kind of parcel holds such tensors, in another dtype if one is given."""
     return tuple((tuple(tensor.shape), dtype or tensor.dtype) for tensor in tensors)
+
+
+def rows_of(tensor: torch.Tensor, rows: slice) -> torch.Tensor:
+    """Some rows of a tensor (B, S, ...); any tensor if it is all of them."""
+    return tensor if rows == slice(None) else tensor[:, rows]

@@ -5,17 +5,22 @@
                                              parcel = hop.wait()         what the previous member posted
 
 A ring of one member gives back what it was given. Every byte sent is counted in the mesh's traffic. Inside a
-node, where every member is as near as the next, a parcel may also go several steps at once: `exchange`.
+node, where every member is as near as the next, parcels may also go several steps at once, and what arrives
+from several members may lie side by side: `exchange`.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
+import torch
 import torch.distributed as dist
 
 from ringmark.comm.mesh import OPEN_LANE, Axis, Lane, Mesh
-from ringmark.comm.parcel import Parcel, Pool, Signature, signature
+from ringmark.comm.parcel import Parcel, Pool, Signature, rows_of, signature
+
+ALL = slice(None)
 
 
 class Hop(Protocol):
@@ -23,6 +28,18 @@ class Hop(Protocol):
 
     def wait(self) -> Parcel:
         """What has arrived, with one user (the caller). On CUDA only the streams wait, never the host."""
+
+
+class Delivery(NamedTuple):
+    """What goes to the member `steps` on, and where it lies there; and what comes from as far behind.
+
+    A parcel of no tensors is not sent; `here` is None where nothing comes.
+    """
+
+    steps: int
+    parcel: Parcel
+    there: int | None = None  # the first row of the target's arrival that is ours; None: it is all of it
+    here: slice | None = ALL  # the rows of our arrival that come from behind
 
 
 class Ring:
@@ -46,6 +63,10 @@ class Ring:
         """Whether every member is as near as the next."""
         return self.mesh.one_node(self.group.members)
 
+    def sends(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor can be sent as it lies; others have to be packed."""
+        return tensor.is_contiguous()
+
     def place(self, steps: int) -> int:
         """The position of the member so many steps on, or back if it is negative."""
         return (self.group.position + steps) % self.size
@@ -55,27 +76,33 @@ class Ring:
         if self.size == 1:
             return _Stay(parcel.hold())
         kind = signature(parcel.tensors)
-        return self.exchange(parcel, kind, 1, kind)
+        return self.exchange([Delivery(1, parcel)], kind, kind)
 
-    def exchange(self, parcel: Parcel, arriving: Signature, steps: int, room: Signature) -> Hop:
-        """Send a parcel to the member `steps` on, and receive one of kind `arriving` from as far behind.
+    def exchange(self, deliveries: Sequence[Delivery], arriving: Signature, room: Signature) -> Hop:
+        """Send every delivery, and receive one parcel of kind `arriving` from as many members.
 
-        A parcel of no tensors is not sent, a kind of none not received. `room`: a kind that is the same on
-        every member and as large as anything sent here.
+        Every member makes as many deliveries, over the same steps. `room`: a kind that is the same on every
+        member and as large as anything that arrives here.
         """
-        if parcel.tensors:
-            target = self.group.members[self.place(steps)]
-            self.mesh.traffic.count(parcel.num_bytes, same_node=self.mesh.same_node(target))
-        return self._exchange(parcel, arriving, steps, room)
+        for steps, parcel, _, _ in deliveries:
+            if parcel.tensors:
+                target = self.group.members[self.place(steps)]
+                self.mesh.traffic.count(parcel.num_bytes, same_node=self.mesh.same_node(target))
+        return self._exchange(deliveries, arriving, room)
 
-    def _exchange(self, parcel: Parcel, arriving: Signature, steps: int, room: Signature) -> Hop:
+    def _exchange(self, deliveries: Sequence[Delivery], arriving: Signature, room: Signature) -> Hop:
         received = self.pool.take(arriving)
         group, members = self.group.process_group, self.group.members
-        target, source = members[self.place(steps)], members[self.place(-steps)]
         # All in one batch: NCCL runs it as one kernel, in which sends and receives cannot block each other.
-        works = [dist.P2POp(dist.isend, tensor, target, group) for tensor in parcel.tensors]
-        works += [dist.P2POp(dist.irecv, tensor, source, group) for tensor in received.tensors]
-        return _Exchange(dist.batch_isend_irecv(works) if works else [], parcel.hold(), received)
+        works = []
+        for steps, parcel, _, here in deliveries:
+            target, source = members[self.place(steps)], members[self.place(-steps)]
+            works += [dist.P2POp(dist.isend, tensor, target, group) for tensor in parcel.tensors]
+            if here is not None:
+                rows = [rows_of(tensor, here) for tensor in received.tensors]
+                works += [dist.P2POp(dist.irecv, tensor, source, group) for tensor in rows]
+        leaving = [delivery.parcel.hold() for delivery in deliveries]
+        return _Exchange(dist.batch_isend_irecv(works) if works else [], leaving, received)
 
 
 class _Stay:
@@ -91,11 +118,12 @@ class _Stay:
 class _Exchange:
     """A hop through torch.distributed's send and receive."""
 
-    def __init__(self, works: list[Any], leaving: Parcel, arriving: Parcel) -> None:
+    def __init__(self, works: list[Any], leaving: list[Parcel], arriving: Parcel) -> None:
         self._works, self._leaving, self._arriving = works, leaving, arriving
 
     def wait(self) -> Parcel:
         for work in self._works:
             work.wait()
-        self._leaving.drop()
+        for parcel in self._leaving:
+            parcel.drop()
         return self._arriving

@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument("--warmup", type=int, default=3, help="untimed iterations, at least 3 (3)")
     how.add_argument(
+        "--warmup-s", type=float, default=0.0, metavar="SECONDS", help="untimed for at least so long (0)"
+    )
+    how.add_argument(
         "--protocol", action="append", choices=("isolated", "pipelined"), help="isolated; repeatable"
     )
     how.add_argument("--seed", type=int, default=0, help="of the inputs (0)")
@@ -127,6 +130,7 @@ def measure(args: argparse.Namespace, cell: Cell, cuda: bool, folder: Path) -> t
             seed=args.seed,
             protocols=args.protocol or ["isolated"],
             warmup=args.warmup,
+            warmup_s=args.warmup_s,
             min_iterations=args.iters or 10,
             max_iterations=args.iters or 100,
             profile=args.profile,

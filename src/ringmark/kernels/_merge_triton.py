@@ -1,4 +1,4 @@
-"""Folding a partial (out, lse) and adding a gradient, each as one Triton kernel over any strides.
+"""Folding a partial (out, lse), adding gradients and copying, each as one Triton kernel over any strides.
 
 A program takes a block of rows of one head: it reads both lse, writes the new one, and passes once over the
 rows of out. float32 throughout; rows and strides are counted in int64, as a tensor may pass 2**31 elements.
@@ -6,6 +6,8 @@ Torch's own addition of bf16 to float32 runs at two thirds of the memory's speed
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -69,8 +71,75 @@ def _add(  # type: ignore[no-untyped-def]
     tl.store(into_at, total.to(into_ptr.dtype.element_ty), mask=cells)
 
 
-def can_add(*tensors: torch.Tensor) -> bool:
-    """Whether `add_on_gpu` takes these: up to float32, (B, S, H, D) with D elements side by side."""
+@triton.jit  # type: ignore[untyped-decorator]
+def _copy(  # type: ignore[no-untyped-def]
+    from_ptr, into_ptr,
+    from_b, from_s, from_h, into_b, into_s, into_h,
+    seqlen, heads, head_dim,
+    block_s: tl.constexpr, block_d: tl.constexpr,
+):  # fmt: skip
+    batch = (tl.program_id(1) // heads).to(tl.int64)
+    head = (tl.program_id(1) % heads).to(tl.int64)
+    rows = tl.program_id(0).to(tl.int64) * block_s + tl.arange(0, block_s)
+    columns = tl.arange(0, block_d)
+    cells = (rows < seqlen)[:, None] & (columns < head_dim)[None, :]
+    from_at = from_ptr + batch * from_b + head * from_h + rows[:, None] * from_s + columns[None, :]
+    into_at = into_ptr + batch * into_b + head * into_h + rows[:, None] * into_s + columns[None, :]
+    tl.store(into_at, tl.load(from_at, mask=cells).to(into_ptr.dtype.element_ty), mask=cells)
+
+
+@triton.jit
+def _rows_of(  # type: ignore[no-untyped-def]
+    part_ptr, part_b, part_s, part_h, begin, end,
+    batch, head, rows, columns, in_row,
+):  # fmt: skip
+    """The rows of a part that lies at begin..end of the whole, in float32; zeros elsewhere."""
+    at = part_ptr + batch * part_b + head * part_h + (rows - begin)[:, None] * part_s + columns[None, :]
+    cells = ((rows >= begin) & (rows < end))[:, None] & in_row[None, :]
+    return tl.load(at, mask=cells, other=0.0).to(tl.float32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _sum(  # type: ignore[no-untyped-def]
+    acc_ptr, into_ptr, one_ptr, two_ptr, three_ptr, four_ptr,
+    acc_b, acc_s, acc_h, into_b, into_s, into_h,
+    one_b, one_s, one_h, one_begin, one_end,
+    two_b, two_s, two_h, two_begin, two_end,
+    three_b, three_s, three_h, three_begin, three_end,
+    four_b, four_s, four_h, four_begin, four_end,
+    seqlen, heads, head_dim,
+    parts: tl.constexpr, block_s: tl.constexpr, block_d: tl.constexpr,
+):  # fmt: skip
+    batch = (tl.program_id(1) // heads).to(tl.int64)
+    head = (tl.program_id(1) % heads).to(tl.int64)
+    rows = tl.program_id(0).to(tl.int64) * block_s + tl.arange(0, block_s)
+    columns = tl.arange(0, block_d)
+    in_row = columns < head_dim
+    cells = (rows < seqlen)[:, None] & in_row[None, :]
+    acc_at = acc_ptr + batch * acc_b + head * acc_h + rows[:, None] * acc_s + columns[None, :]
+    total = tl.load(acc_at, mask=cells, other=0.0).to(tl.float32)
+    total += _rows_of(one_ptr, one_b, one_s, one_h, one_begin, one_end, batch, head, rows, columns, in_row)
+    if parts > 1:
+        total += _rows_of(
+            two_ptr, two_b, two_s, two_h, two_begin, two_end, batch, head, rows, columns, in_row
+        )
+    if parts > 2:
+        total += _rows_of(
+            three_ptr, three_b, three_s, three_h, three_begin, three_end, batch, head, rows, columns, in_row
+        )
+    if parts > 3:
+        total += _rows_of(
+            four_ptr, four_b, four_s, four_h, four_begin, four_end, batch, head, rows, columns, in_row
+        )
+    into_at = into_ptr + batch * into_b + head * into_h + rows[:, None] * into_s + columns[None, :]
+    tl.store(into_at, total.to(into_ptr.dtype.element_ty), mask=cells)
+
+
+AT_ONCE = 4
+
+
+def takes(*tensors: torch.Tensor) -> bool:
+    """Whether sums and copies here take these: up to float32, (B, S, H, D), D elements side by side."""
     return all(
         tensor.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and tensor.dim() == 4
@@ -85,6 +154,32 @@ def add_on_gpu(acc: torch.Tensor, part: torch.Tensor, into: torch.Tensor) -> Non
     block_s = 32
     _add[(triton.cdiv(seqlen, block_s), batch * heads)](
         acc, part, into, *acc.stride()[:3], *part.stride()[:3], *into.stride()[:3], seqlen, heads, head_dim,
+        block_s=block_s, block_d=triton.next_power_of_2(head_dim),
+    )  # fmt: skip
+
+
+def sum_on_gpu(
+    acc: torch.Tensor, parts: Sequence[torch.Tensor], begins: Sequence[int], into: torch.Tensor
+) -> None:
+    """Launch into = acc + up to four parts, each of which covers the rows from its begin on."""
+    batch, seqlen, heads, head_dim = acc.shape
+    given = [*zip(parts, begins)]
+    rest = [given[0]] * (AT_ONCE - len(given))  # not read
+    where = [[*part.stride()[:3], begin, begin + part.shape[1]] for part, begin in given + rest]
+    block_s = 32
+    _sum[(triton.cdiv(seqlen, block_s), batch * heads)](
+        acc, into, *(part for part, _ in given + rest), *acc.stride()[:3], *into.stride()[:3],
+        *where[0], *where[1], *where[2], *where[3], seqlen, heads, head_dim,
+        parts=len(given), block_s=block_s, block_d=triton.next_power_of_2(head_dim),
+    )  # fmt: skip
+
+
+def copy_on_gpu(source: torch.Tensor, into: torch.Tensor) -> None:
+    """Launch the copy of (B, S, H, D) views, rounded to the target's dtype."""
+    batch, seqlen, heads, head_dim = source.shape
+    block_s = 32
+    _copy[(triton.cdiv(seqlen, block_s), batch * heads)](
+        source, into, *source.stride()[:3], *into.stride()[:3], seqlen, heads, head_dim,
         block_s=block_s, block_d=triton.next_power_of_2(head_dim),
     )  # fmt: skip
 

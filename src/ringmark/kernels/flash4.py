@@ -65,8 +65,9 @@ class Flash4:
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         nothing = torch.zeros(q.shape[-1], dtype=q.dtype, device=q.device).expand(q.shape)
+        dlse = torch.neg(delta, out=delta.new_empty(delta.shape))  # contiguous, as lse must be
         dq, dk, dv = _interface()._flash_attn_bwd(
-            q, k, v, nothing, dout, lse.contiguous(), softmax_scale=scale, causal=causal, dlse=-delta
+            q, k, v, nothing, dout, lse.contiguous(), softmax_scale=scale, causal=causal, dlse=dlse
         )
         return dq, dk, dv
 

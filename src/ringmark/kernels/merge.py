@@ -11,6 +11,8 @@ and weighs nothing. On CUDA a step is one Triton kernel; elsewhere it is plain t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 
@@ -75,7 +77,7 @@ def add_(acc: torch.Tensor, part: torch.Tensor, into: torch.Tensor | None = None
     if acc.is_cuda and acc.numel():
         from ringmark.kernels import _merge_triton
 
-        if _merge_triton.can_add(acc, part, into):
+        if _merge_triton.takes(acc, part, into):
             _merge_triton.add_on_gpu(acc, part, into)
             return
     if torch.promote_types(acc.dtype, part.dtype) == into.dtype or into.dtype.itemsize <= 2:
@@ -83,3 +85,42 @@ def add_(acc: torch.Tensor, part: torch.Tensor, into: torch.Tensor | None = None
     else:  # two halves into a float32: torch would round their sum first
         into.copy_(acc)
         into.add_(part)
+
+
+def sum_(acc: torch.Tensor, parts: Sequence[tuple[torch.Tensor, slice]], into: torch.Tensor) -> None:
+    """into = acc + every part in its rows: a pass for four of them, float32 at least, rounded once."""
+    if not parts:
+        copy_(acc, into)
+        return
+    if acc.is_cuda and acc.numel():
+        from ringmark.kernels import _merge_triton
+
+        if _merge_triton.takes(acc, into, *(part for part, _ in parts)):
+            for first in range(0, len(parts), _merge_triton.AT_ONCE):
+                now = parts[first : first + _merge_triton.AT_ONCE]
+                last = first + len(now) == len(parts)
+                target = (
+                    into
+                    if last or into.dtype == wide(acc.dtype)
+                    else acc.new_empty(acc.shape, dtype=wide(acc.dtype))
+                )
+                begins = [rows.indices(acc.shape[1])[0] for _, rows in now]
+                _merge_triton.sum_on_gpu(acc, [part for part, _ in now], begins, target)
+                acc = target
+            return
+    total = acc if acc is into and acc.dtype == wide(acc.dtype) else acc.to(wide(acc.dtype), copy=True)
+    for part, rows in parts:
+        total[:, rows] += part
+    if total is not into:
+        into.copy_(total)
+
+
+def copy_(source: torch.Tensor, into: torch.Tensor) -> None:
+    """Write a tensor into another of its shape, rounded to its dtype: views at the memory's speed, too."""
+    if source.is_cuda and source.numel() and not (source.is_contiguous() and into.is_contiguous()):
+        from ringmark.kernels import _merge_triton
+
+        if _merge_triton.takes(source, into):
+            _merge_triton.copy_on_gpu(source, into)
+            return
+    into.copy_(source)

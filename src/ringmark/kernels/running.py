@@ -10,11 +10,11 @@ A part covers some rows; a last call may come without one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
-from ringmark.kernels.merge import add_, wide
+from ringmark.kernels.merge import add_, copy_, sum_, wide
 
 Combine = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 NOTHING = slice(0, 0)
@@ -26,7 +26,7 @@ def place(part: torch.Tensor | None, rows: slice, into: torch.Tensor) -> None:
     into[:, :begin].zero_()
     into[:, end:].zero_()
     if part is not None:
-        into[:, begin:end].copy_(part)
+        copy_(part, into[:, begin:end])
 
 
 def put(
@@ -37,8 +37,8 @@ def put(
     if part is not None:
         combine(held[:, begin:end], part, into[:, begin:end])
     if into is not held:
-        into[:, :begin].copy_(held[:, :begin])
-        into[:, end:].copy_(held[:, end:])
+        copy_(held[:, :begin], into[:, :begin])
+        copy_(held[:, end:], into[:, end:])
 
 
 class Running:
@@ -70,9 +70,34 @@ class Running:
             target = self._wide() if into is None else into
             place(part, rows, target)
         else:
-            target = into if into is not None else held if held.dtype == wide(held.dtype) else self._wide()
+            target = self._target(held, into)
             put(held, part, rows, target, combine or add_)
         self._held = target if into is None else None
+
+    def add_all(
+        self,
+        parts: Sequence[tuple[torch.Tensor, slice]],
+        *,
+        into: torch.Tensor | None = None,
+        keep: bool = True,
+    ) -> None:
+        """Add several parts at once, or none."""
+        if self._held is None and parts:
+            (first, rows), *parts = parts
+            self.add(first, rows, into=None if parts else into, keep=keep)
+        elif self._held is None or not parts:
+            self.add(None, NOTHING, into=into)
+        if not parts:
+            return
+        held, self._held = self._held, None
+        assert held is not None
+        target = self._target(held, into)
+        sum_(held, parts, target)
+        self._held = target if into is None else None
+
+    def _target(self, held: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
+        """Where the sum of `held` and more goes."""
+        return into if into is not None else held if held.dtype == wide(held.dtype) else self._wide()
 
     def _wide(self) -> torch.Tensor:
         return torch.empty(self._like.shape, dtype=wide(self._like.dtype), device=self._like.device)

@@ -22,7 +22,7 @@ from ringmark.cell import Cell, MeshShape, OptionValue
 from ringmark.comm import copy_engine
 from ringmark.comm.homeward import WIRES, carried, homeward
 from ringmark.comm.mesh import Lane, Mesh
-from ringmark.comm.route import Covers, Route
+from ringmark.comm.route import Covers, Fetched, Route
 from ringmark.comm.tracks import Track, Tracks
 from ringmark.geometry import Meeting, meeting
 from ringmark.kernels.base import Kernel
@@ -33,7 +33,10 @@ CHOICES: dict[str, tuple[OptionValue, ...]] = {
     "priority": ("normal", "high"),
     "transport": ("auto", "send_recv", "copy_engine"),
     "hops": ("ring", "straight"),
+    "abreast": tuple(range(9)),
 }
+# Blocks fetched at a time: fewer, larger calls of the kernel, and as many blocks' buffers.
+ABREAST = 4
 
 
 class Method(base.Method):
@@ -50,6 +53,7 @@ class Method(base.Method):
         "priority": "high",
         "transport": "auto",
         "hops": "ring",
+        "abreast": 0,
     }
 
     def unavailable(self) -> str | None:
@@ -61,6 +65,8 @@ class Method(base.Method):
                 return f"{name} is {self.options[name]}: choose one of {', '.join(map(str, choices)).lower()}"
         if self.options["tracks"] not in (0, 1, 2):
             return f"tracks is {self.options['tracks']}: choose 1 or 2, or 0 for automatic"
+        if self.options["abreast"] not in (0, 1) and self.options["hops"] != "straight":
+            return f"abreast is {self.options['abreast']}, which needs hops=straight"
         return layout.reason_not(self.layout, cell.seqlen_global, cell.world_size) or heads.reason_not(
             self.options["head_groups"], cell.shape.num_heads_kv
         )
@@ -105,14 +111,16 @@ class Method(base.Method):
         def walk(track: Track, groups: list[heads.HeadGroup]) -> Iterator[None]:
             blocks = [(k[:, :, group.kv], v[:, :, group.kv]) for group in groups]
             for stop in track.blocks.travel(blocks, fetched=self.fetched(self.keys_met(q))):
-                group, meet = groups[stop.piece], self.meeting(self.mesh.rank, stop.source, q)
-                if meet is None:
-                    total.fold(stop, group.q)
-                else:
-                    keys, values = stop.met(meet.keys)
-                    queries = q[:, meet.queries, group.q]
-                    part = self.kernel.forward(queries, keys, values, scale, meet.causal)
-                    total.fold(stop, group.q, meet.queries, part)
+                group = groups[stop.piece]
+                for party in stop.parties(self.alike(q)):
+                    meet = self.meeting(self.mesh.rank, party.source, q)
+                    if meet is None:
+                        total.fold(party, group.q)
+                    else:
+                        keys, values = party.met(meet.keys)
+                        queries = q[:, meet.queries, group.q]
+                        part = self.kernel.forward(queries, keys, values, scale, meet.causal)
+                        total.fold(party, group.q, meet.queries, part)
                 yield
 
         self.weave(q, k, walk)
@@ -138,12 +146,14 @@ class Method(base.Method):
             home = homeward(track.sums, results, self.wire, met)
             blocks = [(k[:, :, group.kv], v[:, :, group.kv]) for group in groups]
             for stop in track.blocks.travel(blocks, homeward=True, fetched=self.fetched(met)):
-                group, meet = groups[stop.piece], self.meeting(self.mesh.rank, stop.source, q)
-                if meet is None:
-                    dq.add(stop, group.q)
-                    home.add(stop)
-                else:
-                    keys, values = stop.met(meet.keys)
+                group = groups[stop.piece]
+                for party in stop.parties(self.alike(q)):
+                    meet = self.meeting(self.mesh.rank, party.source, q)
+                    if meet is None:
+                        dq.add(party, group.q)
+                        home.add(party)
+                        continue
+                    keys, values = party.met(meet.keys)
                     rows = (slice(None), meet.queries, group.q)
                     per_row = (slice(None), group.q, meet.queries)
                     dq_part, dk_part, dv_part = self.kernel.backward(
@@ -151,8 +161,8 @@ class Method(base.Method):
                         lse[per_row], delta[per_row], scale, meet.causal,
                         out=out[rows] if self.kernel.needs_out else None,
                     )  # fmt: skip
-                    dq.add(stop, group.q, meet.queries, dq_part)
-                    home.add(stop, meet.keys, (dk_part, dv_part))
+                    dq.add(party, group.q, meet.queries, dq_part)
+                    home.add(party, meet.keys, (dk_part, dv_part))
                 yield
             home.finish()
 
@@ -167,7 +177,10 @@ class Method(base.Method):
     ) -> None:
         """Send the head groups round, each on its track."""
         asked = int(self.options["tracks"])
-        groups, count = heads.plan_for(q, k, int(self.options["head_groups"]), asked, self.blocks.outer.size)
+        groups, count = heads.plan_for(
+            q, k, int(self.options["head_groups"]), asked, self.blocks.outer.size, self.abreast(q)
+        )
+        self._num_abreast = self.abreast(q)
         self._num_groups, self._num_tracks = len(groups), count
         self.tracks.weave(count, groups, walk)
 
@@ -192,12 +205,34 @@ class Method(base.Method):
 
         return met
 
-    def fetched(self, met: Covers) -> Covers | None:
+    def alike(self, q: torch.Tensor, ours: str = "queries") -> Callable[[int], object]:
+        """Blocks that meet the same rows of ours without a mask are of one kind: one call can serve them."""
+
+        def kind(source: int) -> object:
+            ranks = (self.mesh.rank, source) if ours == "queries" else (source, self.mesh.rank)
+            meet = self.meeting(*ranks, q)
+            return meet and (getattr(meet, ours), source if meet.causal else None)
+
+        return kind
+
+    def fetched(self, met: Covers) -> Fetched | None:
         """What is fetched of a block, or None where blocks are passed on whole."""
-        return met if self.options["hops"] == "straight" else None
+        return Fetched(met, self._num_abreast) if self.straight else None
+
+    @property
+    def straight(self) -> bool:
+        """Whether blocks are fetched from their column instead of passed on."""
+        return self.options["hops"] == "straight" and self.blocks.inner.within_a_node
+
+    def abreast(self, q: torch.Tensor) -> int:
+        """How many blocks are met at a time; rows of several lie side by side if a batch is one sequence."""
+        asked = int(self.options["abreast"]) or ABREAST
+        return max(1, min(asked, self.blocks.inner.size - 1)) if self.straight and q.shape[0] == 1 else 1
 
     def settings(self) -> dict[str, Any]:
         groups = getattr(self, "_num_groups", self.options["head_groups"])
         tracks = getattr(self, "_num_tracks", self.options["tracks"])
         transport = self.blocks.transport if hasattr(self, "tracks") else self.options["transport"]
-        return {**super().settings(), "head_groups": groups, "tracks": tracks, "transport": transport}
+        abreast = getattr(self, "_num_abreast", self.options["abreast"])
+        ran = {"head_groups": groups, "tracks": tracks, "transport": transport, "abreast": abreast}
+        return {**super().settings(), **ran}

@@ -110,7 +110,7 @@ def _hang() -> None:
 
 
 def _wrong_answer() -> None:
-    """In this item only, this rank's forward is off by a twentieth: in bf16 a thousandth would be rounding."""
+    """In this item only, this rank's forward is off by a twentieth: more than bf16 rounds."""
     from ringmark.methods import base
 
     real = base.Method.forward
