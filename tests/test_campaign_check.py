@@ -148,6 +148,23 @@ def test_an_honest_campaign_passes(campaign: Path, capsys: pytest.CaptureFixture
     assert "SUCCESS: 8 records" in capsys.readouterr().out
 
 
+def test_a_library_in_two_versions_is_two_environments_and_a_missing_one_is_not(campaign: Path) -> None:
+    def with_library(version: str | None) -> Any:
+        def change(data: dict[str, Any]) -> None:
+            for node in data["environment"]["nodes"]:
+                node["libraries"] = {"torch": "2.11.0"} | ({"peer": version} if version else {})
+
+        return change
+
+    for path in campaign.glob("records/**/*.json"):
+        _change(campaign, str(path.relative_to(campaign)), with_library("1.0"))
+    _change(campaign, RING_BOTH, with_library(None))
+    assert campaign_check.check(campaign).problems == []
+    _change(campaign, RING_BOTH, with_library("1.1"))
+    (problem,) = campaign_check.check(campaign).problems
+    assert "the version of peer is" in str(problem)
+
+
 @pytest.mark.parametrize("lie", LIES)
 def test_a_lie_is_named_with_its_place(lie: str, campaign: Path, capsys: pytest.CaptureFixture[str]) -> None:
     change, words = LIES[lie]

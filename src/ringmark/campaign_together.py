@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ringmark import stats
@@ -74,7 +75,9 @@ def one_table_one_way(found: Named) -> Iterator[Finding]:
         if one.ran is not None and one.status is Status.PASSED:
             groups[(one.cell.shape, one.cell.mesh, one.cell.kernel)].append((where, one))
     for group in groups.values():
-        for name, of in SAME_IN_A_TABLE.items():
+        libraries = sorted({name for _, one in group for name in _libraries(one)})
+        versions = {f"the version of {name}": partial(_version, name) for name in libraries}
+        for name, of in {**SAME_IN_A_TABLE, **versions}.items():
             values: dict[str, str] = {}
             for where, one in group:
                 value = of(one)
@@ -102,12 +105,22 @@ def _lasting(environment: Mapping[str, Any]) -> Any:
     """What makes two environments different: hardware and software, not which of equal nodes it was."""
     nodes = []
     for node in environment.get("nodes", []):
-        kept = {name: node.get(name) for name in ("cpu", "python", "libraries", "driver", "cuda", "cudnn")}
+        kept = {name: node.get(name) for name in ("cpu", "python", "driver", "cuda", "cudnn")}
         kept["variables"], kept["nccl_runtime"] = node.get("variables"), node.get("nccl_runtime")
         gpus = [rank.get("gpu") or {} for rank in node.get("ranks", [])]
         kept["gpus"] = [(gpu.get("name"), gpu.get("power_limit_w")) for gpu in gpus]
         nodes.append(kept)
     return {"nodes": nodes, "image_digest": environment.get("image_digest")}
+
+
+def _libraries(one: Record) -> set[str]:
+    return {name for node in one.environment.get("nodes", []) for name in node.get("libraries") or {}}
+
+
+def _version(library: str, one: Record) -> Any:
+    """A library's version on every node, or None where one lacks it: no record can have used it there."""
+    found = [(node.get("libraries") or {}).get(library) for node in one.environment.get("nodes", [])]
+    return found if found and None not in found else None
 
 
 SAME_IN_A_TABLE: dict[str, Callable[[Record], Any]] = {
