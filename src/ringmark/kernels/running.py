@@ -5,7 +5,7 @@
     then           sum += part
     last part      sum + part   -> the result, rounded once
 
-A part covers some rows; a last call may come without one.
+A part covers some rows; a last call may come without one. Parts that come together are added in one pass.
 """
 
 from __future__ import annotations
@@ -81,19 +81,17 @@ class Running:
         into: torch.Tensor | None = None,
         keep: bool = True,
     ) -> None:
-        """Add several parts at once, or none."""
-        if self._held is None and parts:
-            (first, rows), *parts = parts
-            self.add(first, rows, into=None if parts else into, keep=keep)
-        elif self._held is None or not parts:
-            self.add(None, NOTHING, into=into)
-        if not parts:
-            return
-        held, self._held = self._held, None
-        assert held is not None
-        target = self._target(held, into)
-        sum_(held, parts, target)
-        self._held = target if into is None else None
+        """Add several parts at once, or none; more than one in a single pass."""
+        if self._held is None or len(parts) < 2:
+            part, rows = parts[0] if parts else (None, NOTHING)
+            parts = parts[1:]
+            self.add(part, rows, into=None if parts else into, keep=keep)
+        if parts:
+            held, self._held = self._held, None
+            assert held is not None
+            target = self._target(held, into)
+            sum_(held, parts, target)
+            self._held = target if into is None else None
 
     def _target(self, held: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
         """Where the sum of `held` and more goes."""
