@@ -21,7 +21,7 @@ from ringmark.comm.mesh import Mesh
 from ringmark.comm.parcel import Parcel, Pool, Signature, rows_of, signature
 from ringmark.comm.plan import Block, Step, order, plan
 from ringmark.comm.ring import Delivery, Hop, Ring
-from ringmark.comm.route import Route
+from ringmark.comm.route import Route, visits_of
 from ringmark.errors import UserError
 from world import WorldError, run_world
 
@@ -104,6 +104,32 @@ def test_a_homeward_plan_ends_at_the_own_pair(windows: int, turns: int) -> None:
     assert order(windows, turns, 2, homeward=True)[-1] == Block(0, 1, 0)
     # With one piece there is nothing else to begin with, so the own pair comes first.
     assert order(windows, turns, 1, homeward=True)[0] == Block(0, 0, 0)
+
+
+@given(st.integers(1, 16), st.integers(1, 8))
+def test_visits_are_the_own_column_and_then_even_parties_of_the_others(gpus: int, abreast: int) -> None:
+    own, *others = visits_of(gpus, abreast)
+    assert own == (0,)
+    assert [turn for party in others for turn in party] == list(range(1, gpus))
+    sizes = {len(party) for party in others}
+    assert not sizes or (max(sizes) <= abreast and max(sizes) - min(sizes) <= 1)
+    assert len(others) == -(-(gpus - 1) // abreast), "as few as can be"
+
+
+@pytest.mark.parametrize(
+    ("shape", "view", "whole"),
+    [
+        ((2, 6, 8, 4), lambda t: t, True),
+        ((2, 6, 8, 4), lambda t: t[:, 1:5, 2:4], True),  # some heads of some rows
+        ((2, 6, 3, 8, 4), lambda t: t[:, :, 1], True),  # q, k, v from one projection
+        ((2, 8, 6, 4), lambda t: t.transpose(1, 2), False),  # heads first
+        ((2, 8, 6), lambda t: t.transpose(1, 2), False),  # lse, as kernels return it
+        ((2, 1, 6), lambda t: t.transpose(1, 2), True),
+        ((7,), lambda t: t[::2], False),
+    ],
+)
+def test_a_copy_engine_reads_views_whose_rows_are_whole(shape: Any, view: Any, whole: bool) -> None:
+    assert driver.has_whole_rows(view(torch.zeros(shape))) is whole
 
 
 # Parcels
