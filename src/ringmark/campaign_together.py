@@ -76,8 +76,9 @@ def one_table_one_way(found: Named) -> Iterator[Finding]:
             groups[(one.cell.shape, one.cell.mesh, one.cell.kernel)].append((where, one))
     for group in groups.values():
         libraries = sorted({name for _, one in group for name in _libraries(one)})
-        versions = {f"the version of {name}": partial(_version, name) for name in libraries}
-        for name, of in {**SAME_IN_A_TABLE, **versions}.items():
+        same: dict[str, Callable[[Record], Any]] = dict(SAME_IN_A_TABLE)
+        same |= {f"the version of {name}": partial(_version, name) for name in libraries}
+        for name, of in same.items():
             values: dict[str, str] = {}
             for where, one in group:
                 value = of(one)
