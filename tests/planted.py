@@ -21,16 +21,16 @@ def skip_one_merge() -> Any:
 
 def lose_a_contribution() -> Any:
     """What one rank sent straight home arrives as zeros."""
-    real, calls = homeward.Straight._arrived, itertools.count()
+    real, calls = homeward.Straight._contribute, itertools.count()
 
-    def arrived(self: homeward.Straight, hop: Any) -> Any:
-        parcel = real(self, hop)
-        if next(calls) == 1:
-            for tensor in parcel.tensors:
+    def contribute(self: homeward.Straight, stop: Any, count: int, given: Any, keep: bool) -> None:
+        arrived = given and not keep
+        if arrived and next(calls) == 0:
+            for tensor in given[0][0]:
                 tensor.zero_()
-        return parcel
+        real(self, stop, count, given, keep)
 
-    return mock.patch.object(homeward.Straight, "_arrived", arrived)
+    return mock.patch.object(homeward.Straight, "_contribute", contribute)
 
 
 def sum_in_bf16() -> Any:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import exact
 from ringmark import kernels, methods
 from ringmark.comm import driver
-from ringmark.comm.copy_engine import Slot, SlotPool, landing
+from ringmark.comm.copy_engine import Slot, SlotPool, views
 from ringmark.comm.homeward import homeward
 from ringmark.comm.mesh import Mesh
 from ringmark.comm.parcel import Parcel, Pool, Signature, rows_of, signature
@@ -363,7 +363,8 @@ class SlotRing(Ring):
         self.sent.append([])
         self.received.append([])
         for steps, parcel, there, here in deliveries:
-            places = [part.data_ptr() - memory.data_ptr() for part in landing(memory, parcel, there, room)]
+            lands = views(memory, signature(parcel.tensors), room, there)
+            places = [part.data_ptr() - memory.data_ptr() for part in lands]
             self.sent[-1].append((members[self.place(steps)], places))
             rows = [] if here is None else [rows_of(tensor, here) for tensor in received.tensors]
             places = [part.data_ptr() - memory.data_ptr() for part in rows]
@@ -413,20 +414,24 @@ def check_slots(mesh: Mesh) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_every_rank_takes_the_same_slots_whatever_its_rows(nodes: int) -> None:
+@pytest.fixture(scope="module", params=[1, 2])
+def slots(request: pytest.FixtureRequest) -> tuple[int, list[dict[str, Any]]]:
+    """How many nodes, and by rank what `check_slots` wrote down."""
+    return request.param, run_world(4, check_slots, nodes=request.param)
+
+
+def test_every_rank_takes_the_same_slots_whatever_its_rows(slots: tuple[int, list[dict[str, Any]]]) -> None:
     """The one rule of the copy engines: a rank writes into the slot that it would take itself."""
-    by_rank = run_world(4, check_slots, nodes=nodes)
+    _, by_rank = slots
     for row, rings in by_rank[0].items():
         assert sum(len(taken) for taken, _, _ in rings) > 0
         for number, (taken, _, _) in enumerate(rings):
             assert all(other[row][number][0] == taken for other in by_rank), row
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_a_delivery_lands_where_its_receiver_looks_for_it(nodes: int) -> None:
+def test_a_delivery_lands_where_its_receiver_looks_for_it(slots: tuple[int, list[dict[str, Any]]]) -> None:
     """Copy engines write into another GPU's slot: both ends count the rows before a block by themselves."""
-    by_rank, joined = run_world(4, check_slots, nodes=nodes), 0
+    (nodes, by_rank), joined = slots, 0
     for rank, rows in enumerate(by_rank):
         for row, rings in rows.items():
             for number, (_, sent, _) in enumerate(rings):

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from ringmark.comm import driver
 from ringmark.comm.mesh import OPEN_LANE, Axis, Lane, Mesh
-from ringmark.comm.parcel import Parcel, Pool, Signature
+from ringmark.comm.parcel import Parcel, Pool, Signature, signature
 from ringmark.comm.ring import Delivery, Hop, Ring
 from ringmark.comm.stream_flags import Flags
 
@@ -131,26 +131,18 @@ def span(signature: Signature) -> int:
     return offsets(signature)[-1][1] if signature else 0
 
 
-def views(memory: torch.Tensor, signature: Signature, room: Signature) -> Sequence[torch.Tensor]:
-    """The tensors of a parcel in a slot's memory, each where its room begins."""
-    return [
-        memory[begin : begin + num_bytes(kind)].view(kind[1]).view(kind[0])
-        for kind, (begin, _) in zip(signature, offsets(room))
-    ]
-
-
-def landing(
-    memory: torch.Tensor, parcel: Parcel, there: int | None, room: Signature
+def views(
+    memory: torch.Tensor, kind: Signature, room: Signature, first_row: int = 0
 ) -> Sequence[torch.Tensor]:
-    """Where a delivery lies in its target's slot: from row `there` of each tensor's room on."""
+    """The tensors of a parcel in a slot's memory, each from a row of its room on."""
     found = []
-    for tensor, (shape, _), (begin, end) in zip(parcel.tensors, room, offsets(room)):
-        if there is not None:
-            assert shape[0] == tensor.shape[0] == 1, "rows lie side by side in a batch of one alone"
-            begin += there * torch.Size(shape[2:]).numel() * tensor.element_size()
-        stop = begin + tensor.nbytes
+    for (shape, dtype), (space, _), (begin, end) in zip(kind, room, offsets(room)):
+        if first_row:
+            assert space[0] == shape[0] == 1, "rows lie side by side in a batch of one alone"
+        begin += first_row * num_bytes((space[2:], dtype))
+        stop = begin + num_bytes((shape, dtype))
         assert stop <= end, "a delivery reaches beyond its room"
-        found.append(memory[begin:stop].view(tensor.dtype).view(tensor.shape))
+        found.append(memory[begin:stop].view(dtype).view(shape))
     return found
 
 
@@ -186,7 +178,8 @@ class CopyEngineRing(Ring):
                 target = self.place(steps)
                 flags.wait_ready(target, number)
                 memory = received.slot.of_members[target]
-                for into, mine in zip(landing(memory, parcel, there, room), parcel.tensors):
+                lands = views(memory, signature(parcel.tensors), room, there)
+                for into, mine in zip(lands, parcel.tensors):
                     driver.copy(mine, into)
                 flags.say_data(target, number)
             copied = side.record_event()

@@ -27,8 +27,8 @@ from itertools import repeat
 
 import torch
 
-from ringmark.comm.parcel import Parcel, Signature, rows_of, signature
-from ringmark.comm.ring import ALL, Delivery, Hop
+from ringmark.comm.parcel import ALL, Parcel, Signature, rows_of, signature
+from ringmark.comm.ring import Delivery, Hop
 from ringmark.comm.route import Covers, Route, Stop
 from ringmark.kernels.merge import add_, wide
 from ringmark.kernels.running import Running, place, put
@@ -123,7 +123,7 @@ class Straight:
     def _receive(self) -> None:
         """Wait for all that is under way inside the node, which is of one visit, and add it."""
         under_way, self._under_way = self._under_way, []
-        arrived = [self._arrived(hop) for _, _, hop in under_way]
+        arrived = [hop.wait() for _, _, hop in under_way]
         if arrived:
             stop = under_way[0][0]
             rows = [self._rows(stop, turn) for _, turn, _ in under_way]
@@ -133,9 +133,6 @@ class Straight:
             self._contribute(stop, len(arrived), given, keep=False)
         for parcel in arrived:
             parcel.drop()
-
-    def _arrived(self, hop: Hop) -> Parcel:
-        return hop.wait()
 
     def _contribute(
         self, stop: Stop, count: int, given: Sequence[tuple[Sequence[torch.Tensor], slice]], keep: bool

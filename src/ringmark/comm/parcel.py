@@ -18,6 +18,7 @@ import torch
 from ringmark.kernels.merge import copy_
 
 Signature = tuple[tuple[tuple[int, ...], torch.dtype], ...]
+ALL = slice(None)
 
 
 class Parcel:
@@ -69,8 +70,6 @@ class Pool:
     def packed(self, tensors: Sequence[torch.Tensor], sends: Callable[[torch.Tensor], bool]) -> Parcel:
         """The tensors as a parcel that can be sent: each as it lies if it can be, else copied."""
         scattered = [tensor for tensor in tensors if not sends(tensor)]
-        if not scattered:
-            return Parcel(tensors)
         own = self.take(signature(scattered))
         for buffer, tensor in zip(own.tensors, scattered):
             copy_(tensor, buffer)
@@ -97,4 +96,4 @@ def signature(tensors: Sequence[torch.Tensor], dtype: torch.dtype | None = None)
 
 def rows_of(tensor: torch.Tensor, rows: slice) -> torch.Tensor:
     """Some rows of a tensor (B, S, ...); any tensor if it is all of them."""
-    return tensor if rows == slice(None) else tensor[:, rows]
+    return tensor if rows == ALL else tensor[:, rows]

@@ -18,9 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ringmark.comm.mesh import OPEN_LANE, Axis, Lane, Mesh
-from ringmark.comm.parcel import Parcel, Pool, Signature, rows_of, signature
-
-ALL = slice(None)
+from ringmark.comm.parcel import ALL, Parcel, Pool, Signature, rows_of, signature
 
 
 class Hop(Protocol):
@@ -38,7 +36,7 @@ class Delivery(NamedTuple):
 
     steps: int
     parcel: Parcel
-    there: int | None = None  # the first row of the target's arrival that is ours; None: it is all of it
+    there: int = 0  # the first row of the target's arrival that is ours
     here: slice | None = ALL  # the rows of our arrival that come from behind
 
 

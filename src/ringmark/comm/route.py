@@ -170,7 +170,7 @@ class Route:
 
     def _fetch(self, window: int, turns: tuple[int, ...], column: Parcel, fetched: Fetched) -> Hop:
         """Send the column's block to the GPUs `turns` on, receive from as far behind: the rows that meet."""
-        mesh, like, alone = self.mesh, column.tensors[0], len(turns) == 1
+        mesh, like = self.mesh, column.tensors[0]
         bounds = self._bounds(window, turns, fetched, mesh.gpu, like)
         deliveries = []
         for index, turn in enumerate(turns):
@@ -178,14 +178,15 @@ class Route:
             leaving = fetched.covers(self.source(window, 0), mesh.rank_at(mesh.node, gpu))
             sent = [rows_of(tensor, leaving) for tensor in column.tensors] if leaving else []
             sent = [rows if self.inner.sends(rows) else rows.contiguous() for rows in sent]
-            there = None if alone else self._bounds(window, turns, fetched, gpu, like)[index]
+            there = self._bounds(window, turns, fetched, gpu, like)[index]
             begin, end = bounds[index : index + 2]
-            here = None if begin == end else slice(None) if alone else slice(begin, end)
-            deliveries.append(Delivery(turn, Parcel(sent), there, here))
+            # The rows may lie in the column's own buffers: those stay until the hop has been waited for.
+            column.hold()
+            parcel = Parcel(sent, lambda _: column.drop())
+            deliveries.append(Delivery(turn, parcel, there, slice(begin, end) if begin < end else None))
         arriving = _with_rows(column.tensors, bounds[-1]) if bounds[-1] else ()
         room = _with_rows(column.tensors, len(turns) * like.shape[1])
-        # The rows may lie in the column's own buffers: those stay until the hop has been waited for.
-        hop = _Held(self.inner.exchange(deliveries, arriving, room), column)
+        hop = self.inner.exchange(deliveries, arriving, room)
         for delivery in deliveries:
             delivery.parcel.drop()
         return hop
@@ -201,18 +202,6 @@ class Route:
         ]
         lengths = [len(range(*rows.indices(like.shape[1]))) if rows else 0 for rows in met]
         return tuple(accumulate(lengths, initial=0))
-
-
-class _Held:
-    """A hop of a part of a parcel, which is held meanwhile."""
-
-    def __init__(self, hop: Hop, whole: Parcel) -> None:
-        self._hop, self._whole = hop, whole.hold()
-
-    def wait(self) -> Parcel:
-        arrived = self._hop.wait()
-        self._whole.drop()
-        return arrived
 
 
 def visits_of(gpus: int, abreast: int) -> list[tuple[int, ...]]:

@@ -62,17 +62,14 @@ class Running:
         `combine(held, part, into)` does it for the rows that the part covers; None adds. `keep`: the part is
         ours, so a first one may become the sum itself.
         """
-        held, self._held = self._held, None
-        if held is None:
-            if keep and into is None and part is not None and part.shape == self._like.shape:
-                self._held = part
-                return
+        if self._held is not None:
+            self._go_on(lambda held, target: put(held, part, rows, target, combine or add_), into)
+        elif keep and into is None and part is not None and part.shape == self._like.shape:
+            self._held = part
+        else:
             target = self._wide() if into is None else into
             place(part, rows, target)
-        else:
-            target = self._target(held, into)
-            put(held, part, rows, target, combine or add_)
-        self._held = target if into is None else None
+            self._held = target if into is None else None
 
     def add_all(
         self,
@@ -87,15 +84,15 @@ class Running:
             parts = parts[1:]
             self.add(part, rows, into=None if parts else into, keep=keep)
         if parts:
-            held, self._held = self._held, None
-            assert held is not None
-            target = self._target(held, into)
-            sum_(held, parts, target)
-            self._held = target if into is None else None
+            self._go_on(lambda held, target: sum_(held, parts, target), into)
 
-    def _target(self, held: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
-        """Where the sum of `held` and more goes."""
-        return into if into is not None else held if held.dtype == wide(held.dtype) else self._wide()
+    def _go_on(self, write: Callable[[torch.Tensor, torch.Tensor], None], into: torch.Tensor | None) -> None:
+        """From what is held to the next sum: `write(held, target)`."""
+        held, self._held = self._held, None
+        assert held is not None
+        target = into if into is not None else held if held.dtype == wide(held.dtype) else self._wide()
+        write(held, target)
+        self._held = target if into is None else None
 
     def _wide(self) -> torch.Tensor:
         return torch.empty(self._like.shape, dtype=wide(self._like.dtype), device=self._like.device)

@@ -67,10 +67,7 @@ class Method(double_ring.Method):
             return super().gradients(dout, q, k, v, out, lse, scale)
         dq, dk, dv = torch.empty_like(q), Gradient(k), Gradient(v)
         delta = base.row_dot(dout, out) if self.opt_bwd else None
-
-        def met(owner: int, other: int) -> slice | None:
-            meet = self.meeting(owner, other, q)
-            return meet and meet.queries
+        met = self.rows_met("queries", q)
 
         def walk(track: Track, groups: list[HeadGroup]) -> Iterator[None]:
             home = homeward(track.sums, [(dq[:, :, group.q],) for group in groups], self.wire, met)
@@ -85,7 +82,7 @@ class Method(double_ring.Method):
             ]
             for stop in track.blocks.travel(blocks, homeward=True, fetched=self.fetched(met)):
                 group = groups[stop.piece]
-                for party in stop.parties(self.alike(q, "keys")):
+                for party in stop.parties(self.alike("queries", q)):
                     meet = self.meeting(party.source, self.mesh.rank, q)
                     if meet is None:  # striped, one token a rank, keys of a later rank
                         dk.add(party, group.kv)

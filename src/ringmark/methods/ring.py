@@ -110,9 +110,9 @@ class Method(base.Method):
 
         def walk(track: Track, groups: list[heads.HeadGroup]) -> Iterator[None]:
             blocks = [(k[:, :, group.kv], v[:, :, group.kv]) for group in groups]
-            for stop in track.blocks.travel(blocks, fetched=self.fetched(self.keys_met(q))):
+            for stop in track.blocks.travel(blocks, fetched=self.fetched(self.rows_met("keys", q))):
                 group = groups[stop.piece]
-                for party in stop.parties(self.alike(q)):
+                for party in stop.parties(self.alike("keys", q)):
                     meet = self.meeting(self.mesh.rank, party.source, q)
                     if meet is None:
                         total.fold(party, group.q)
@@ -138,8 +138,7 @@ class Method(base.Method):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         delta = base.delta_for(self.kernel, dout, out, lse)
         dq, dk, dv = Gradient(q), torch.empty_like(k), torch.empty_like(v)
-
-        met = self.keys_met(q)
+        met = self.rows_met("keys", q)
 
         def walk(track: Track, groups: list[heads.HeadGroup]) -> Iterator[None]:
             results = [(dk[:, :, g.kv], dv[:, :, g.kv]) for g in groups]
@@ -147,7 +146,7 @@ class Method(base.Method):
             blocks = [(k[:, :, group.kv], v[:, :, group.kv]) for group in groups]
             for stop in track.blocks.travel(blocks, homeward=True, fetched=self.fetched(met)):
                 group = groups[stop.piece]
-                for party in stop.parties(self.alike(q)):
+                for party in stop.parties(self.alike("keys", q)):
                     meet = self.meeting(self.mesh.rank, party.source, q)
                     if meet is None:
                         dq.add(party, group.q)
@@ -176,11 +175,9 @@ class Method(base.Method):
         walk: Callable[[Track, list[heads.HeadGroup]], Iterator[None]],
     ) -> None:
         """Send the head groups round, each on its track."""
-        asked = int(self.options["tracks"])
-        groups, count = heads.plan_for(
-            q, k, int(self.options["head_groups"]), asked, self.blocks.outer.size, self.abreast(q)
-        )
+        head_groups, tracks = int(self.options["head_groups"]), int(self.options["tracks"])
         self._num_abreast = self.abreast(q)
+        groups, count = heads.plan_for(q, k, head_groups, tracks, self.blocks.outer.size, self._num_abreast)
         self._num_groups, self._num_tracks = len(groups), count
         self.tracks.weave(count, groups, walk)
 
@@ -196,22 +193,26 @@ class Method(base.Method):
     def meeting(self, rank_q: int, rank_k: int, q: torch.Tensor) -> Meeting | None:
         return meeting(self.layout, rank_q, rank_k, q.shape[1], self.causal)
 
-    def keys_met(self, q: torch.Tensor) -> Covers:
-        """The keys of one rank that another rank's queries meet."""
+    def encounter(self, travels: str, owner: int, here: int, q: torch.Tensor) -> Meeting | None:
+        """What a rank's block of keys, or of queries, meets at another rank."""
+        return self.meeting(here, owner, q) if travels == "keys" else self.meeting(owner, here, q)
+
+    def rows_met(self, travels: str, q: torch.Tensor) -> Covers:
+        """The rows of one rank's block of keys, or of queries, that another rank has to do with."""
 
         def met(owner: int, other: int) -> slice | None:
-            meet = self.meeting(other, owner, q)
-            return meet and meet.keys
+            meet = self.encounter(travels, owner, other, q)
+            return meet and (meet.keys if travels == "keys" else meet.queries)
 
         return met
 
-    def alike(self, q: torch.Tensor, ours: str = "queries") -> Callable[[int], object]:
+    def alike(self, travels: str, q: torch.Tensor) -> Callable[[int], object]:
         """Blocks that meet the same rows of ours without a mask are of one kind: one call can serve them."""
 
         def kind(source: int) -> object:
-            ranks = (self.mesh.rank, source) if ours == "queries" else (source, self.mesh.rank)
-            meet = self.meeting(*ranks, q)
-            return meet and (getattr(meet, ours), source if meet.causal else None)
+            meet = self.encounter(travels, source, self.mesh.rank, q)
+            ours = meet and (meet.queries if travels == "keys" else meet.keys)
+            return meet and (ours, source if meet.causal else None)
 
         return kind
 
