@@ -70,7 +70,7 @@ test-browser: env-dev
 	@$(BIN)/python -m pytest tests/browser
 
 test-gpu:
-	@$(PYTHON) -m pytest tests/gpu
+	@$(PYTHON) -m pytest tests/gpu tests/test_triton.py
 
 lint: env-dev
 	@$(BIN)/ruff check .

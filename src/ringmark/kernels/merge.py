@@ -43,9 +43,9 @@ def fold_(
     if out.numel() == 0:
         return
     if out.is_cuda and out.dtype != torch.float64:
-        from ringmark.kernels._merge_triton import fold_on_gpu
+        from ringmark.kernels._triton import fold_on_gpu
 
-        fold_on_gpu(out_acc, lse_acc, out, lse, into)
+        fold_on_gpu(out_acc, lse_acc, out, lse, out_acc if into is None else into)
         return
     fold_plain_(out_acc, lse_acc, out, lse, into=into)
 
@@ -74,12 +74,8 @@ def fold_plain_(
 def add_(acc: torch.Tensor, part: torch.Tensor, into: torch.Tensor | None = None) -> None:
     """acc += part, or into = acc + part: summed in float32 at least, rounded once to the target's dtype."""
     into = acc if into is None else into
-    if acc.is_cuda and acc.numel():
-        from ringmark.kernels import _merge_triton
-
-        if _merge_triton.takes(acc, part, into):
-            _merge_triton.add_on_gpu(acc, part, into)
-            return
+    if _summed_on_gpu(acc, [(part, slice(None))], into):
+        return
     if torch.promote_types(acc.dtype, part.dtype) == into.dtype or into.dtype.itemsize <= 2:
         torch.add(acc, part, out=into)
     else:  # two halves into a float32: torch would round their sum first
@@ -89,25 +85,8 @@ def add_(acc: torch.Tensor, part: torch.Tensor, into: torch.Tensor | None = None
 
 def sum_(acc: torch.Tensor, parts: Sequence[tuple[torch.Tensor, slice]], into: torch.Tensor) -> None:
     """into = acc + every part in its rows: a pass for four of them, float32 at least, rounded once."""
-    if not parts:
-        copy_(acc, into)
+    if _summed_on_gpu(acc, parts, into):
         return
-    if acc.is_cuda and acc.numel():
-        from ringmark.kernels import _merge_triton
-
-        if _merge_triton.takes(acc, into, *(part for part, _ in parts)):
-            for first in range(0, len(parts), _merge_triton.AT_ONCE):
-                now = parts[first : first + _merge_triton.AT_ONCE]
-                last = first + len(now) == len(parts)
-                target = (
-                    into
-                    if last or into.dtype == wide(acc.dtype)
-                    else acc.new_empty(acc.shape, dtype=wide(acc.dtype))
-                )
-                begins = [rows.indices(acc.shape[1])[0] for _, rows in now]
-                _merge_triton.sum_on_gpu(acc, [part for part, _ in now], begins, target)
-                acc = target
-            return
     total = acc if acc is into and acc.dtype == wide(acc.dtype) else acc.to(wide(acc.dtype), copy=True)
     for part, rows in parts:
         total[:, rows] += part
@@ -117,10 +96,19 @@ def sum_(acc: torch.Tensor, parts: Sequence[tuple[torch.Tensor, slice]], into: t
 
 def copy_(source: torch.Tensor, into: torch.Tensor) -> None:
     """Write a tensor into another of its shape, rounded to its dtype: views at the memory's speed, too."""
-    if source.is_cuda and source.numel() and not (source.is_contiguous() and into.is_contiguous()):
-        from ringmark.kernels import _merge_triton
+    if (source.is_contiguous() and into.is_contiguous()) or not _summed_on_gpu(source, [], into):
+        into.copy_(source)
 
-        if _merge_triton.takes(source, into):
-            _merge_triton.copy_on_gpu(source, into)
-            return
-    into.copy_(source)
+
+def _summed_on_gpu(
+    acc: torch.Tensor, parts: Sequence[tuple[torch.Tensor, slice]], into: torch.Tensor
+) -> bool:
+    """Do into = acc + parts in one pass where a Triton kernel takes these tensors; else say so."""
+    if not acc.is_cuda or not acc.numel():
+        return False
+    from ringmark.kernels import _triton
+
+    if not _triton.takes(acc, into, *(part for part, _ in parts)):
+        return False
+    _triton.sum_on_gpu(acc, parts, into)
+    return True

@@ -114,7 +114,7 @@ def delta_for(kernel: Kernel, dout: torch.Tensor, out: torch.Tensor, lse: torch.
 def row_dot(dout: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """delta = rowsum(dout * out) as float32 (B, H, S): one kernel on a GPU, else in chunks of rows."""
     if out.is_cuda and out.dtype != torch.float64:
-        from ringmark.kernels._row_dot_triton import row_dot_on_gpu
+        from ringmark.kernels._triton import row_dot_on_gpu
 
         return row_dot_on_gpu(dout, out)
     batch, seqlen, heads, _ = out.shape
