@@ -16,6 +16,7 @@ if DEVICE.type == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when a kernel is defined
 pytest.importorskip("triton")
 
+from ringmark.bench import timeline  # noqa: E402
 from ringmark.kernels import _triton, merge  # noqa: E402
 
 # A row without keys is -inf on both sides: the interpreter's numpy says so, and the fold does not ask.
@@ -143,3 +144,11 @@ def test_delta_is_float64s():
         found = _triton.row_dot_on_gpu(dout[some], out[some])
         assert found.dtype == torch.float32
         torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [(_triton._fold, "merge"), (_triton._sum, "merge"), (_triton._row_dot, "attention")],
+)
+def test_a_profile_knows_them_by_their_names(kernel, kind):
+    assert timeline.kind_of(kernel.fn.__name__) == kind

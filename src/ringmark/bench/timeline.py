@@ -28,7 +28,7 @@ _PATTERNS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("attention", re.compile(r"aten::(bmm|baddbmm_?|addmm_?|mm|matmul|exp_|amax|masked_fill_|triu_)$")),
     (
         "merge",
-        re.compile(r"elementwise|fused_|triton|fold|merge|lse|reduce_kernel|vectorized|CatArray", re.I),
+        re.compile(r"elementwise|fused_|triton|fold|^_sum|merge|lse|reduce_kernel|vectorized|CatArray", re.I),
     ),
     ("merge", re.compile(r"memcpy dtod|device -> device|logsigmoid|sigmoid", re.I)),
     ("merge", re.compile(r"aten::(add|mul|sub|div|copy|lerp|where|logaddexp|sum|cat|clone|exp|log)\w*$")),
