@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any
 from unittest import mock
@@ -14,14 +15,15 @@ from hypothesis import strategies as st
 
 import exact
 from ringmark import kernels, methods
-from ringmark.comm import driver
-from ringmark.comm.copy_engine import Slot, SlotPool, views
+from ringmark.comm import driver, symmetric
+from ringmark.comm.copy_engine import SlotPool, views
 from ringmark.comm.homeward import homeward
 from ringmark.comm.mesh import Mesh
 from ringmark.comm.parcel import Parcel, Pool, Signature, rows_of, signature
 from ringmark.comm.plan import Block, Step, order, plan
 from ringmark.comm.ring import Delivery, Hop, Ring
 from ringmark.comm.route import Route, visits_of
+from ringmark.comm.symmetric import Slot
 from ringmark.errors import UserError
 from world import WorldError, run_world
 
@@ -199,6 +201,41 @@ def test_without_cuda_there_is_no_copy_engine() -> None:
 
 
 # Real ranks
+
+
+def check_agreement(mesh: Mesh, far: set[int], closed: set[int]) -> tuple[bool, list[int]]:
+    """What all ranks find out where some are out of reach, or may not share memory; and who tried."""
+    tried = []
+
+    def make_slot(group: Any, device: Any, num_bytes: int) -> None:
+        tried.append(group.size)
+        if mesh.rank in closed:
+            raise RuntimeError("the GPUs of this node cannot share memory")
+
+    with (
+        mock.patch.object(symmetric, "_within_reach", lambda mesh: mesh.rank not in far),
+        mock.patch.object(symmetric, "make_slot", make_slot),
+        warnings.catch_warnings(record=True) as said,
+    ):
+        warnings.simplefilter("always")
+        answer = symmetric.found_out(mesh)
+    assert any("instead of copy engines" in str(one.message) for one in said) == (
+        bool(tried) and mesh.rank in closed
+    )
+    assert not symmetric.suits(mesh), "there is no CUDA device"
+    return answer, tried
+
+
+def check_agreements(mesh: Mesh) -> list[tuple[bool, list[int]]]:
+    return [check_agreement(mesh, *case) for case in ((set(), set()), ({2}, set()), (set(), {0, 1}))]
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_all_ranks_take_copy_engines_or_none(nodes: int) -> None:
+    """And none waits alone for the others: nobody tries where one is out of reach."""
+    tries = [4 // nodes] if nodes < 4 else []
+    for found in run_world(4, check_agreements, nodes=nodes):
+        assert found == [(True, tries), (False, []), (nodes == 4, tries)]
 
 
 def number(rank: int, piece: int = 0) -> torch.Tensor:

@@ -198,13 +198,13 @@ def test_a_jobs_time_limit_leaves_room_for_one_hang_and_keeps_to_the_sites(tmp_p
 
 
 def test_doctor_says_what_moves_bytes_between_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ringmark.comm import copy_engine
+    from ringmark.comm import symmetric
     from ringmark.commands import doctor
 
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda index: "a GPU")
     for reason, state in (("this torch is too old", "note"), (None, "ok")):
-        monkeypatch.setattr(copy_engine, "unavailable", lambda reason=reason: reason)
+        monkeypatch.setattr(symmetric, "unavailable", lambda reason=reason: reason)
         (found,) = [one for one in doctor.torch_findings() if one[1] == "copy engines between GPUs"]
         assert found[0] == state
         assert (reason or "") in found[2]

@@ -21,6 +21,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -31,6 +32,7 @@ sys.path[:0] = [str(HERE.parents[2] / "src"), str(HERE.parents[1])]
 
 import exact  # noqa: E402
 from ringmark import kernels, library, methods  # noqa: E402
+from ringmark.comm import symmetric  # noqa: E402
 from ringmark.comm.mesh import Mesh, start  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -181,6 +183,22 @@ def late_ranks(base: Mesh, report: Report, name: str) -> None:
                         report.bad.append(f"{row}: {key} differs by {apart:.1e} from call to call")
 
 
+def without_shared_memory(base: Mesh, report: Report, name: str) -> None:
+    """Where the GPUs may not share memory, burst sends through NCCL unasked, and is right."""
+    given = problem("causal", torch.bfloat16, base.device)
+    if base.world_size == 1 or kernels.obstacle(name, given.cell("burst", base).shape, base.device):
+        return
+    refusal = RuntimeError("the GPUs of this node cannot share memory")
+    mesh = Mesh(1, base.world_size, base.rank, base.device)
+    with mock.patch.object(symmetric, "make_slot", side_effect=refusal):
+        method = methods.load("burst")()
+        errors = whole_errors(method, mesh, kernels.load(name), given)
+    row = f"{name} burst without shared memory"
+    report.add(row, errors, dict.fromkeys(errors, 0.02))
+    if method.settings()["transport"] != "nccl":
+        report.bad.append(f"{row}: went by {method.settings()['transport']}")
+
+
 def be_ranks(out: Path, names: list[str]) -> int:
     """What every rank runs."""
     mesh = start(1)
@@ -190,6 +208,7 @@ def be_ranks(out: Path, names: list[str]) -> int:
     for name in names:
         every_row(mesh, report, name, torch.bfloat16)
         late_ranks(mesh, report, name)
+        without_shared_memory(mesh, report, name)
     if mesh.world_size > 1:
         everybody: list[Any] = [None] * mesh.world_size
         torch.distributed.all_gather_object(everybody, report.bad)

@@ -19,7 +19,7 @@ import torch
 
 from ringmark.bench import gather
 from ringmark.bench.problem import Problem
-from ringmark.comm import copy_engine
+from ringmark.comm import symmetric
 from ringmark.comm.mesh import Mesh
 from ringmark.record import Memory
 
@@ -49,7 +49,7 @@ def _on_cuda(body: Callable[[], object], problem: Problem, mesh: Mesh) -> tuple[
     torch.cuda.reset_peak_memory_stats(mesh.device)
     body()
     torch.cuda.synchronize(mesh.device)
-    peak = (torch.cuda.max_memory_allocated(mesh.device) + copy_engine.allocated_bytes()) / MIB
+    peak = (torch.cuda.max_memory_allocated(mesh.device) + symmetric.allocated_bytes()) / MIB
     free, total = torch.cuda.mem_get_info(mesh.device)
     return peak, problem.inputs_mib, (total - free) / MIB
 

@@ -11,9 +11,7 @@ kernel waits. Slots are kept for the life of the ring: making one is slow and al
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,51 +21,11 @@ from ringmark.comm.mesh import OPEN_LANE, Axis, Lane, Mesh
 from ringmark.comm.parcel import Parcel, Pool, Signature, signature
 from ringmark.comm.ring import Delivery, Hop, Ring
 from ringmark.comm.stream_flags import Flags
+from ringmark.comm.symmetric import Slot, make_slot
 
 ALIGNMENT = 512
 # Slots are made a little larger than asked for: the backward's parcels (2.03T) fit the forward's (2T).
 HEADROOM = 1.05
-
-
-def unavailable() -> str | None:
-    """Why this machine has no copy-engine transport, or None."""
-    if not torch.cuda.is_available():
-        return "the copy_engine transport needs CUDA devices"
-    try:
-        from torch.distributed import _symmetric_memory as symmetric
-    except ImportError:
-        return f"torch {torch.__version__} has no symmetric memory, which the copy_engine transport needs"
-    if not hasattr(symmetric, "rendezvous") or not hasattr(symmetric, "empty"):
-        return f"the symmetric memory of torch {torch.__version__} is too old for the copy_engine transport"
-    return driver.unavailable()
-
-
-def suits(mesh: Mesh) -> bool:
-    """Whether it can be chosen unasked: it is there, and the GPUs of this node see each other's memory."""
-    if mesh.device.type != "cuda" or unavailable() is not None:
-        return False
-    here = mesh.device.index or 0
-    others = [other for other in range(torch.cuda.device_count()) if other != here]
-    on_node = min(mesh.world_size, (mesh._base or mesh).gpus)
-    return len(others) >= on_node - 1 and all(
-        torch.cuda.can_device_access_peer(here, other) for other in others
-    )
-
-
-# Symmetric memory comes straight from the driver: torch's allocator does not count it.
-_living: dict[int, int] = {}
-
-
-def allocated_bytes() -> int:
-    """The symmetric memory that this process holds."""
-    return sum(_living.values())
-
-
-class Slot(NamedTuple):
-    """A piece of symmetric memory: ours, which others write, and that of every member, by position."""
-
-    ours: torch.Tensor
-    of_members: Sequence[torch.Tensor]
 
 
 class SlotParcel(Parcel):
@@ -197,29 +155,7 @@ class CopyEngineRing(Ring):
         return self._flags, self._side
 
     def _make_slot(self, num_bytes: int) -> Slot:
-        """Symmetric memory: made by all members at the same point of their program."""
-        from torch.distributed import _symmetric_memory as symmetric
-
-        group = self.group.process_group
-        assert group is not None
-        ours = symmetric.empty(num_bytes, dtype=torch.uint8, device=self.mesh.device)
-        try:
-            handle = symmetric.rendezvous(ours, group=group)
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"the GPUs of this node cannot share memory, take transport=send_recv: {error}"
-            ) from error
-        _living[id(ours)] = num_bytes
-        weakref.finalize(ours, _living.pop, id(ours))
-
-        def at(place: int) -> torch.Tensor:
-            if place == self.group.position:
-                return ours
-            if hasattr(handle, "get_remote_tensor"):  # knows where in its allocation the tensor lies
-                return handle.get_remote_tensor(place, (num_bytes,), torch.uint8)
-            return handle.get_buffer(place, (num_bytes,), torch.uint8)
-
-        return Slot(ours, [at(place) for place in range(self.size)])
+        return make_slot(self.group, self.mesh.device, num_bytes)
 
 
 class _Copy:

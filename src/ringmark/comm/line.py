@@ -21,7 +21,7 @@ class Line(Mesh):
     """This rank's row (axis 'intra') or column ('inter') of a mesh; made by `line`."""
 
     def __init__(self, mesh: Mesh, axis: Axis) -> None:
-        real = mesh._base or mesh
+        real = mesh.real
         self._lines = tuple(dict.fromkeys(mesh.members(axis, rank) for rank in range(mesh.world_size)))
         self._line = mesh.members(axis)
         self._global_rank = mesh.rank

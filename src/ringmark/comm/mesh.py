@@ -105,13 +105,18 @@ class Mesh:
     def backend(self) -> str:
         return dist.get_backend() if dist.is_initialized() else "none"
 
+    @property
+    def real(self) -> Mesh:
+        """The mesh that this one is a view of, or itself: its nodes are the machine's."""
+        return self._base or self
+
     def view(self, nodes: int, gpus: int) -> Mesh:
         """The same ranks as nodes x gpus of another degree; bytes go on counting by the real nodes."""
         if nodes * gpus != self.world_size:
             raise UserError(
                 f"a {nodes}x{gpus} view needs {nodes * gpus} ranks, the mesh has {self.world_size}"
             )
-        real = self._base or self
+        real = self.real
         if (nodes, gpus) == (real.nodes, real.gpus):
             return real
         if (nodes, gpus) not in real._views:  # one of each, so that methods of one process share its groups
@@ -120,8 +125,7 @@ class Mesh:
 
     def same_node(self, rank: int) -> bool:
         """Whether another rank sits on this rank's real node."""
-        real = self._base or self
-        return rank // real.gpus == real.node
+        return rank // self.real.gpus == self.real.node
 
     def rank_at(self, node: int, gpu: int) -> int:
         """The rank at a place, both counted round."""

@@ -44,7 +44,7 @@ def torch_findings() -> Iterator[Finding]:
     import torch
 
     from ringmark import kernels
-    from ringmark.comm import copy_engine
+    from ringmark.comm import symmetric
 
     yield "ok", f"torch {torch.__version__}", ""
     if not torch.distributed.is_available():
@@ -57,7 +57,7 @@ def torch_findings() -> Iterator[Finding]:
     for name, reason in kernels.availability().items():
         yield ("note" if reason else "ok"), f"kernel {name}", reason or ""
     if count > 1:
-        reason = copy_engine.unavailable()
+        reason = symmetric.unavailable()
         advice = f"hops inside a node go through NCCL: {reason}" if reason else ""
         yield ("note" if reason else "ok"), "copy engines between GPUs", advice
     shared = Path("/dev/shm")

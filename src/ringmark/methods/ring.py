@@ -19,7 +19,7 @@ import torch
 from ringmark import heads, layout
 from ringmark.accumulate import Gradient, Output
 from ringmark.cell import Cell, MeshShape, OptionValue
-from ringmark.comm import copy_engine
+from ringmark.comm import symmetric
 from ringmark.comm.homeward import WIRES, carried, homeward
 from ringmark.comm.mesh import Lane, Mesh
 from ringmark.comm.route import Covers, Fetched, Route
@@ -57,7 +57,7 @@ class Method(base.Method):
     }
 
     def unavailable(self) -> str | None:
-        return copy_engine.unavailable() if self.options["transport"] == "copy_engine" else None
+        return symmetric.unavailable() if self.options["transport"] == "copy_engine" else None
 
     def unsupported(self, cell: Cell) -> str | None:
         for name, choices in self.choices.items():
@@ -99,7 +99,7 @@ class Method(base.Method):
     def setup(self, mesh: Mesh, kernel: Kernel, *, causal: bool, scale: float | None = None) -> None:
         super().setup(mesh, kernel, causal=causal, scale=scale)
         transport = self.options["transport"]
-        by_copy_engine = transport == "copy_engine" or (transport == "auto" and copy_engine.suits(mesh))
+        by_copy_engine = transport == "copy_engine" or (transport == "auto" and symmetric.suits(mesh))
         lane = Lane(int(self.options["ctas"]), self.options["priority"] == "high", by_copy_engine)
         self.tracks = Tracks(self.topology(mesh), lane)
 
