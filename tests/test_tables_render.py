@@ -17,8 +17,9 @@ from ringmark.errors import UserError
 from ringmark.flops import attention_flops, tflops_per_gpu
 from ringmark.published.ingest import ingest_bytes
 from ringmark.tables import blocks, campaign, collect, comparison, csvtable, group, latex, markdown, templates
+from ringmark.tables.headline import headline
 from ringmark.tables.numbers import decimals, fixed
-from ringmark.tables.point import Span, point
+from ringmark.tables.point import OUTRUN, Span, point
 from ringmark.tables.table import Entry, Table
 
 ROOT = Path(__file__).parent.parent
@@ -169,6 +170,40 @@ def test_flags_and_small_samples_become_notes(tmp_path):
     rows[0].flags = '["throttled:sw_power_cap:rank0", "throttled:sw_power_cap:rank3"]'
     notes = [note for note in point(rows).notes if "sw_power_cap" in note]
     assert notes == ["some GPU's clocks were held down (sw_power_cap)"], "one note, whatever the ranks"
+
+
+def test_a_row_faster_than_its_bound_says_so(tmp_path):
+    """Small calls of a kernel may outrun a large one: the table must not look as if nobody had noticed."""
+    records = [
+        make_records.make(cell(method, seqlen, "fwd_bwd"), median_ms=ms)
+        for seqlen, times in ((512, (10.0, 9.0)), (1024, (10.0, 9.99)))
+        for method, ms in zip(("single", "burst"), times)
+    ]
+    (found,) = groups_of(tmp_path, records)
+    notes = {
+        seqlen: p.notes for line in found.lines if not line.is_bound for (_, seqlen), p in line.points.items()
+    }
+    assert OUTRUN in notes[512]
+    assert OUTRUN not in notes[1024]
+    told = [headline("made", [found]).sentence]
+    (only,) = groups_of(tmp_path / "b", records[:2])
+    told.append(headline("made", [only]).sentence)
+    assert [" of the kernel alone in one call" in sentence for sentence in told] == [False, True]
+
+
+def test_a_method_that_was_not_run_in_a_phase_has_no_row_there(tmp_path):
+    records = [
+        make_records.make(cell(method, seqlen)) for method in ("single", "ring") for seqlen in (512, 1024)
+    ]
+    records.append(make_records.make(cell("burst", 512, "fwd_bwd")))
+    records.append(make_records.make(cell("burst", 1024), status=record.Status.OOM))
+    (found,) = groups_of(tmp_path, records)
+    forward = comparison.rates(found, "fwd")
+    assert [row[0].text for row in forward.rows] == ["BurstAttention", "Ring", "One GPU alone"]
+    assert [entry.text for entry in forward.rows[0][1:]] == ["not run", "oom"]
+    for table in (comparison.times(found, "fwd_bwd"), comparison.memory(found, "fwd_bwd")):
+        assert [row[0].text for row in table.rows] == ["BurstAttention"]
+        assert not table.last_is_apart
 
 
 def test_speedups_print_their_absolute_base(rendered):

@@ -2,7 +2,8 @@
 
 On one GPU this is plain attention. On N each rank gets a problem of its own with the work of the cell: S/N
 queries against S/2 keys unmasked where the cell is causal (as many pairs as a balanced method gives a rank),
-against S keys where it is full. No method can be faster than this with the same kernel.
+against S keys where it is full. With the same kernel a method is faster than this only where the kernel is
+slower in one such call than in the smaller ones that the method makes; tables say where that is so.
 """
 
 from __future__ import annotations

@@ -44,20 +44,25 @@ def _spans(
     more_is_better: bool,
     with_fraction: bool,
 ) -> Table:
-    notes, columns = Notes(), []
+    notes, columns, lines = Notes(), [], _lines(group, phase)
     for seqlen in _seqlens(group, phase):
-        points = [line.points.get((phase, seqlen)) for line in group.lines]
-        best = best_line(group.lines, points, figure, more_is_better)
-        columns.append(_column(group.lines, points, figure, best, notes, with_fraction))
-    rows = [(word(line.label), *(column[i] for column in columns)) for i, line in enumerate(group.lines)]
+        points = [line.points.get((phase, seqlen)) for line in lines]
+        best = best_line(lines, points, figure, more_is_better)
+        columns.append(_column(lines, points, figure, best, notes, with_fraction))
+    rows = [(word(line.label), *(column[i] for column in columns)) for i, line in enumerate(lines)]
     return Table(
         name=f"{group.slug}-{phase.replace('_', '-')}-{kind}",
         title=title,
         header=("method", *(str(seqlen) for seqlen in _seqlens(group, phase))),
         rows=tuple(rows),
         notes=tuple(notes.sentences),
-        last_is_apart=bool(group.lines) and group.lines[-1].is_bound,
+        last_is_apart=bool(lines) and lines[-1].is_bound,
     )
+
+
+def _lines(group: Group, phase: str) -> list[Line]:
+    """The lines that were run in this phase at all: one that was not has nothing to say here."""
+    return [line for line in group.lines if any(there == phase for there, _ in line.points)]
 
 
 def _seqlens(group: Group, phase: str) -> list[int]:
@@ -126,20 +131,20 @@ def _fraction(line: Line, p: Point) -> str:
 def memory(group: Group, phase: str) -> Table:
     """Peak memory of the worst rank: above the inputs, and in all."""
     columns, notes = [], Notes()
-    seqlens = _seqlens(group, phase)
+    seqlens, lines = _seqlens(group, phase), _lines(group, phase)
     for seqlen in seqlens:
-        points = [line.points.get((phase, seqlen)) for line in group.lines]
+        points = [line.points.get((phase, seqlen)) for line in lines]
         known = [p.memory_above_inputs_mib for p in points if p and p.memory_above_inputs_mib is not None]
         places = decimals(known, digits=3, most=3)
         columns.append([_memory_entry(p, places, notes) for p in points])
-    rows = [(word(line.label), *(column[i] for column in columns)) for i, line in enumerate(group.lines)]
+    rows = [(word(line.label), *(column[i] for column in columns)) for i, line in enumerate(lines)]
     return Table(
         name=f"{group.slug}-{phase.replace('_', '-')}-memory",
         title=f"{PHASE_TITLES[phase]}: peak memory above the inputs (in all), MiB on the highest rank",
         header=("method", *(str(seqlen) for seqlen in seqlens)),
         rows=tuple(rows),
         notes=tuple(notes.sentences),
-        last_is_apart=bool(group.lines) and group.lines[-1].is_bound,
+        last_is_apart=bool(lines) and lines[-1].is_bound,
     )
 
 
@@ -154,7 +159,7 @@ def _memory_entry(p: Point | None, places: int, notes: Notes) -> Entry:
 
 def speedups(group: Group, phase: str, bases: Sequence[str]) -> Table | None:
     """Ratios of medians to one method's, whose own milliseconds stand beside them."""
-    lines = [line for line in group.lines if not line.is_bound]
+    lines = [line for line in _lines(group, phase) if not line.is_bound]
     base = next((line for name in bases for line in lines if name in (line.row, line.method)), None)
     if base is None or len(lines) < 2:
         return None

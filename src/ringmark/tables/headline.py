@@ -8,7 +8,7 @@ from ringmark.tables import comparison
 from ringmark.tables.group import Group
 from ringmark.tables.numbers import fixed, plain
 from ringmark.tables.page import choices, group_title, kind
-from ringmark.tables.point import Point
+from ringmark.tables.point import OUTRUN, Point
 from ringmark.tables.table import Table
 
 
@@ -59,6 +59,7 @@ def _told(group: Group, seqlen: int, point: Point, label: str) -> str:
     )
     if point.fraction is not None:
         text += f", {fixed(point.fraction, 3)} of the kernel alone"
+        text += " in one call" if OUTRUN in point.notes else ""
     base = _base(group, seqlen)
     if base is not None and base[0].time_ms is not None and base[1] != label:
         ratio = base[0].time_ms.value / point.time_ms.value

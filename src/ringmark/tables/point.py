@@ -16,6 +16,8 @@ from ringmark.flops import attention_flops, tflops_per_gpu
 from ringmark.tables.cellrow import CellRow
 
 NOT_RUN = "not run"
+CLEARLY_ABOVE_ONE = 1.01
+OUTRUN = "above 1: faster than the bound, which is one call of the kernel for all heads and keys"
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ def _notes(passed: Sequence[CellRow], others: Sequence[CellRow]) -> list[str]:
             notes.append("stopped by the time limit before the interval was as narrow as asked")
         if row.bound_from == "campaign":
             notes.append("the bound is from another run of this campaign")
+        if row.fraction_of_bound is not None and row.fraction_of_bound > CLEARLY_ABOVE_ONE:
+            notes.append(OUTRUN)
     return list(dict.fromkeys(notes))
 
 
