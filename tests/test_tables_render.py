@@ -161,6 +161,22 @@ def test_closed_means_one_kernel_and_open_takes_each_methods_best(tmp_path):
     assert not groups_of(tmp_path / "b", mixed)[0].closed
 
 
+def test_an_open_table_does_not_compare_our_methods_by_their_kernels(tmp_path):
+    """Run with an older kernel alone, a method would look slow beside ours that ran with the best."""
+    records = [
+        make_records.make(cell("burst", kernel="flash4"), median_ms=6.0),
+        make_records.make(cell("burst", kernel="flash2"), median_ms=10.0),
+        make_records.make(cell("usp", kernel="flash2"), median_ms=11.0),
+        make_records.make(cell("usp", 1024, kernel="flash2"), median_ms=44.0),
+        make_records.make(cell("zigzag", kernel="flash4"), status=record.Status.UNSUPPORTED, reason="no"),
+        make_records.make(cell("zigzag", kernel="flash2"), median_ms=12.0),
+        make_records.make(cell("single", kernel="flash2"), median_ms=9.0),
+    ]
+    opened = groups_of(tmp_path, records)[-1]
+    places = {line.method: [seqlen for _, seqlen in line.points] for line in opened.lines}
+    assert places == {"burst": [512], "usp": [1024], "zigzag": [512], "single": [512]}
+
+
 def test_flags_and_small_samples_become_notes(tmp_path):
     found = make_records.make(cell("ring"), iterations=4)
     rows = collect.collect(campaign.find(str(make_records.write_campaign(tmp_path / "a", [found])))).rows
