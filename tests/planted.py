@@ -34,11 +34,11 @@ def lose_a_contribution() -> Any:
 
 
 def sum_in_bf16() -> Any:
-    """Running sums are rounded after every addition."""
+    """Sums are rounded after every addition, those that stay and those that travel."""
     real = running.add_
 
-    def add_(acc: torch.Tensor, part: torch.Tensor, into: torch.Tensor) -> None:
-        real(acc, part, into)
+    def add_(acc: torch.Tensor, part: torch.Tensor, rows: slice, *, into: torch.Tensor) -> None:
+        real(acc, part, rows, into=into)
         into.copy_(into.bfloat16())
 
     return mock.patch.object(running, "add_", add_)

@@ -81,7 +81,7 @@ def test_blocks_move_one_rank_a_hop_and_meet_everybody(
             assert held[node, gpu][step.block] == ((node - window) % windows, (gpu - turn) % turns)
 
 
-def hops(steps: list[Step]) -> tuple[int, int]:
+def hops(steps: Sequence[Step]) -> tuple[int, int]:
     posted = [block for step in steps for block in step.posts]
     return sum(block.visit > 0 for block in posted), sum(block.visit == 0 for block in posted)
 

@@ -166,7 +166,7 @@ BUGS: dict[str, tuple[Callable[[], Any], tuple[str, Options], set[str]]] = {
     "forget the own window's sum": (_forget_the_own_window, BURST, {"dq"}),
     "leave lse behind": (_old_lse, BURST, {"dq", "dk", "dv"}),
     "count sources as on a flat ring": (_wrong_source, DOUBLE_RING, set(NAMES)),
-    "sum what stays in bf16": (planted.sum_in_bf16, BURST, {"sums of dk", "sums of dv"}),
+    "sum in bf16": (planted.sum_in_bf16, BURST, {"sums of dq", "sums of dk", "sums of dv"}),
     "sum what travels in bf16": (_travel_in_bf16, BURST, {"sums of dq"}),
 }
 

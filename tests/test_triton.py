@@ -6,7 +6,11 @@ tests/gpu/test_kernels.py.
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +26,7 @@ from ringmark.kernels import _triton, merge  # noqa: E402
 # A row without keys is -inf on both sides: the interpreter's numpy says so, and the fold does not ask.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 HALF = (torch.bfloat16, torch.float16)
-INF = float("inf")
+INF, ALL = float("inf"), slice(None)
 
 
 def same(found, want):
@@ -50,14 +54,14 @@ def test_the_fold_is_the_plain_fold(rows, head_dim):
     want, want_lse = acc.clone(), lse_acc.clone()
     merge.fold_plain_(want[:, rows], want_lse[:, :, rows], out, lse)
 
-    into, kept, found_lse = torch.empty_like(out), acc.clone(), lse_acc.clone()
-    _triton.fold_on_gpu(kept[:, rows], found_lse[:, :, rows], out, lse, into)
-    torch.testing.assert_close(into, want[:, rows].bfloat16(), rtol=1e-2, atol=1e-2)
+    into, kept, found_lse = torch.empty_like(acc).bfloat16(), acc.clone(), lse_acc.clone()
+    _triton.fold_on_gpu(kept, found_lse, out, lse, rows, into)
+    torch.testing.assert_close(into, want.bfloat16(), rtol=1e-2, atol=1e-2)
     torch.testing.assert_close(found_lse, want_lse, rtol=1e-6, atol=1e-6)
     assert torch.equal(kept, acc), "a last fold leaves the accumulator alone"
 
     found, found_lse = acc.clone(), lse_acc.clone()
-    _triton.fold_on_gpu(found[:, rows], found_lse[:, :, rows], out, lse, found[:, rows])
+    _triton.fold_on_gpu(found[:, rows], found_lse[:, :, rows], out, lse, ALL, found[:, rows])
     torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found_lse, want_lse, rtol=1e-6, atol=1e-6)
 
@@ -69,7 +73,7 @@ def test_the_first_fold_reads_a_part_in_half_precision():
     kept, found, want = own.clone(), torch.empty_like(own.float()), torch.empty_like(own.float())
     lse_plain = lse_own.clone()
     merge.fold_plain_(own, lse_plain, part, lse, into=want)
-    _triton.fold_on_gpu(own, lse_own, part, lse, found)
+    _triton.fold_on_gpu(own, lse_own, part, lse, ALL, found)
     torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(lse_own, lse_plain, rtol=1e-6, atol=1e-6)
     assert torch.equal(own, kept)
@@ -78,7 +82,7 @@ def test_the_first_fold_reads_a_part_in_half_precision():
 def test_a_fold_of_scattered_elements_is_refused():
     across = randn(1, 8, 8, 2).transpose(2, 3)
     with pytest.raises(ValueError, match="do not lie side by side"):
-        _triton.fold_on_gpu(across, randn(1, 2, 8), across, randn(1, 2, 8), across)
+        _triton.fold_on_gpu(across, randn(1, 2, 8), across, randn(1, 2, 8), ALL, across)
     assert not _triton.takes(across)
     assert not _triton.takes(across.transpose(2, 3).double())
 
@@ -152,3 +156,20 @@ def test_delta_is_float64s():
 )
 def test_a_profile_knows_them_by_their_names(kernel, kind):
     assert timeline.kind_of(kernel.fn.__name__) == kind
+
+
+def test_they_compile_for_a_gpu_and_the_fold_has_its_barrier(tmp_path):
+    """Rows of lse are read by several warps and written by one: without a barrier some saw the new value."""
+    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    script = Path(__file__).parent / "compile_triton.py"
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script)],
+        env={**env, "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    made = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert len(made) == 8
+    assert all(one["bytes"] for one in made)
+    assert [one["barriers"] > 0 for one in made if one["kernel"] == "_fold"] == [True, True]

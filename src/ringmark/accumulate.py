@@ -33,9 +33,9 @@ class Output:
             assert part_lse.shape == lse.shape, "the own pair comes first, and covers every row"
             lse.copy_(part_lse)
 
-        def fold(held: torch.Tensor, part: torch.Tensor, into: torch.Tensor) -> None:
+        def fold(held: torch.Tensor, part: torch.Tensor, rows: slice, into: torch.Tensor) -> None:
             assert part_lse is not None
-            fold_(held, lse[:, :, rows], part, part_lse, into=into)
+            fold_(held, lse, part, part_lse, rows, into=into)
 
         sums = _of_piece(self._sums, stop, heads, out)
         sums.add(part_out, rows, into=out if stop.last else None, combine=fold)

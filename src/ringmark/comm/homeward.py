@@ -226,6 +226,6 @@ class Trailing:
         kind = signature(arrived.tensors, self.dtype)
         total = arrived.hold() if signature(arrived.tensors) == kind else self.route.pool.take(kind)
         for before, part, after in zip(arrived.tensors, parts or repeat(None), total.tensors):
-            put(before, part, rows, after, add_)
+            put(before, part, rows, after)
         arrived.drop()
         return total

@@ -16,6 +16,7 @@ end, and its own pair for the very end: that hides the last hops of everything e
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 
@@ -54,7 +55,8 @@ def order(windows: int, visits: int, pieces: int, homeward: bool = False) -> lis
     return blocks + [Block(*kept, visit) for visit in [*range(1, visits), 0]]
 
 
-def plan(windows: int, visits: int, pieces: int, homeward: bool = False) -> list[Step]:
+@functools.cache
+def plan(windows: int, visits: int, pieces: int, homeward: bool = False) -> tuple[Step, ...]:
     """Every step of one rank, in order; the same on all ranks."""
     blocks = order(windows, visits, pieces, homeward)
     place = {block: index for index, block in enumerate(blocks)}
@@ -64,10 +66,10 @@ def plan(windows: int, visits: int, pieces: int, homeward: bool = False) -> list
             posts[_posting_place(block, place)].append(block)
     by_piece = [[place[block] for block in blocks if block.piece == piece] for piece in range(pieces)]
     firsts, lasts = {min(places) for places in by_piece}, {max(places) for places in by_piece}
-    return [
+    return tuple(
         Step(block, tuple(posts[index]), index in firsts, index in lasts)
         for index, block in enumerate(blocks)
-    ]
+    )
 
 
 def _posting_place(block: Block, place: dict[Block, int]) -> int:

@@ -48,18 +48,21 @@ def _fold(  # type: ignore[no-untyped-def]
     acc_ptr, lse_acc_ptr, out_ptr, lse_ptr, into_ptr,
     acc_b, acc_s, acc_h, lse_acc_b, lse_acc_h, lse_acc_s,
     out_b, out_s, out_h, lse_b, lse_h, lse_s, into_b, into_s, into_h,
-    seqlen, heads, head_dim,
+    begin, end, seqlen, heads, head_dim,
     block_s: tl.constexpr, block_d: tl.constexpr,
 ):  # fmt: skip
     batch, head, rows = _place(heads, block_s)
     columns = tl.arange(0, block_d)
+    in_row = columns < head_dim
     here = rows < seqlen
-    cells = here[:, None] & (columns < head_dim)[None, :]
+    cells = here[:, None] & in_row[None, :]
+    met = (rows >= begin) & (rows < end)
 
-    lse = tl.load(lse_ptr + batch * lse_b + head * lse_h + rows * lse_s, mask=here, other=0.0)
+    # Rows that the part does not cover are as rows of it that saw no key: they keep what they have.
+    lse_at = lse_ptr + batch * lse_b + head * lse_h + (rows - begin) * lse_s
+    lse = tl.load(lse_at, mask=met, other=float("-inf"))
     lse_acc_at = lse_acc_ptr + batch * lse_acc_b + head * lse_acc_h + rows * lse_acc_s
-    out_at = _cells(out_ptr, out_b, out_s, out_h, batch, head, rows, columns)
-    part = tl.load(out_at, mask=cells, other=0.0).to(tl.float32)
+    part = _rows_of(out_ptr, out_b, out_s, out_h, begin, end, batch, head, rows, columns, in_row)
     lse_acc = tl.load(lse_acc_at, mask=here, other=0.0)
     top = tl.maximum(lse, lse_acc)
     bottom = tl.minimum(lse, lse_acc)
@@ -70,7 +73,7 @@ def _fold(  # type: ignore[no-untyped-def]
     share = tl.where(lse == float("-inf"), 0.0, share)[:, None]
     # Every warp reads the old lse of these rows; none may overwrite it before the last has done so.
     tl.debug_barrier()
-    tl.store(lse_acc_at, top + tl.log(1.0 + ratio), mask=here)
+    tl.store(lse_acc_at, top + tl.log(1.0 + ratio), mask=met)
     acc_at = _cells(acc_ptr, acc_b, acc_s, acc_h, batch, head, rows, columns)
     acc = tl.load(acc_at, mask=cells, other=0.0).to(tl.float32)
     merged = tl.where(share > 0, acc * (1.0 - share) + part * share, acc)
@@ -144,15 +147,20 @@ def takes(*tensors: torch.Tensor) -> bool:
 
 
 def fold_on_gpu(
-    out_acc: torch.Tensor, lse_acc: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, into: torch.Tensor
+    out_acc: torch.Tensor,
+    lse_acc: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    rows: slice,
+    into: torch.Tensor,
 ) -> None:
-    """Launch the fold: into gets the folded out, lse_acc is updated in place."""
+    """Launch the fold of a part that covers `rows`: into gets all rows, lse_acc is updated in place."""
     for tensor in (out_acc, out, into):
         if tensor.stride(3) != 1:
             raise ValueError(f"the head_dim elements of {tuple(tensor.shape)} do not lie side by side")
     _launch(
-        _fold, out, out_acc, lse_acc, out, lse, into, *out_acc.stride()[:3], *lse_acc.stride(),
-        *out.stride()[:3], *lse.stride(), *into.stride()[:3],
+        _fold, out_acc, out_acc, lse_acc, out, lse, into, *out_acc.stride()[:3], *lse_acc.stride(),
+        *out.stride()[:3], *lse.stride(), *into.stride()[:3], *rows.indices(out_acc.shape[1])[:2],
     )  # fmt: skip
 
 

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 
 import torch
 
+ALL = slice(None)
+
 
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which partial results of `dtype` are summed."""
@@ -33,21 +35,26 @@ def fold_(
     lse_acc: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
+    rows: slice = ALL,
     *,
     into: torch.Tensor | None = None,
 ) -> None:
-    """Fold a partial (out, lse) into the accumulators.
+    """Fold a partial (out, lse) into these rows of the accumulators.
 
-    `into`: write the folded out there, in its dtype, and leave out_acc alone; lse_acc is updated either way.
+    `into`: write the folded out there, all of its rows and in its dtype, and leave out_acc alone; lse_acc is
+    updated either way.
     """
-    if out.numel() == 0:
+    if into is None or into is out_acc:  # the other rows are there already
+        out_acc, lse_acc, rows = out_acc[:, rows], lse_acc[:, :, rows], ALL
+        into = out_acc
+    if not into.numel():
         return
     if out.is_cuda and out.dtype != torch.float64:
         from ringmark.kernels._triton import fold_on_gpu
 
-        fold_on_gpu(out_acc, lse_acc, out, lse, out_acc if into is None else into)
+        fold_on_gpu(out_acc, lse_acc, out, lse, rows, into)
         return
-    fold_plain_(out_acc, lse_acc, out, lse, into=into)
+    fold_plain_(out_acc, lse_acc, out, lse, rows, into=into)
 
 
 def fold_plain_(
@@ -55,32 +62,42 @@ def fold_plain_(
     lse_acc: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
+    rows: slice = ALL,
     *,
     into: torch.Tensor | None = None,
 ) -> None:
     """`fold_` in plain torch operators, on any device."""
+    into = out_acc if into is None else into
+    if into is not out_acc:
+        _copy_others_(out_acc, rows, into)
+    out_acc, lse_acc, into = out_acc[:, rows], lse_acc[:, :, rows], into[:, rows]
     lse = lse.to(lse_acc.dtype)
     # -inf on both sides: the gap is nan, the row has seen nothing and the share is nobody's.
     share = torch.sigmoid(lse - lse_acc).nan_to_num_(0.0)
     by_row = share.transpose(1, 2).unsqueeze(-1)
     before, part = out_acc.to(lse_acc.dtype), out.to(lse_acc.dtype)
     # A kernel may leave anything, nan too, in the rows of `out` that saw no key: those keep what they have.
-    (out_acc if into is None else into).copy_(
-        torch.where(by_row > 0, torch.lerp(before, part, by_row), before)
-    )
+    into.copy_(torch.where(by_row > 0, torch.lerp(before, part, by_row), before))
     torch.logaddexp(lse_acc, lse, out=lse_acc)
 
 
-def add_(acc: torch.Tensor, part: torch.Tensor, into: torch.Tensor | None = None) -> None:
-    """acc += part, or into = acc + part: summed in float32 at least, rounded once to the target's dtype."""
-    into = acc if into is None else into
-    if _summed_on_gpu(acc, [(part, slice(None))], into):
+def add_(
+    acc: torch.Tensor, part: torch.Tensor, rows: slice = ALL, *, into: torch.Tensor | None = None
+) -> None:
+    """acc[:, rows] += part, or into = acc with part added there: in float32 at least, rounded once."""
+    if into is None or into is acc:  # the other rows are there already
+        acc, rows = acc[:, rows], ALL
+        into = acc
+    if _summed_on_gpu(acc, [(part, rows)], into):
         return
+    if into is not acc:
+        _copy_others_(acc, rows, into)
+    before, after = acc[:, rows], into[:, rows]
     if torch.promote_types(acc.dtype, part.dtype) == into.dtype or into.dtype.itemsize <= 2:
-        torch.add(acc, part, out=into)
+        torch.add(before, part, out=after)
     else:  # two halves into a float32: torch would round their sum first
-        into.copy_(acc)
-        into.add_(part)
+        after.copy_(before)
+        after.add_(part)
 
 
 def sum_(acc: torch.Tensor, parts: Sequence[tuple[torch.Tensor, slice]], into: torch.Tensor) -> None:
@@ -98,6 +115,13 @@ def copy_(source: torch.Tensor, into: torch.Tensor) -> None:
     """Write a tensor into another of its shape, rounded to its dtype: views at the memory's speed, too."""
     if (source.is_contiguous() and into.is_contiguous()) or not _summed_on_gpu(source, [], into):
         into.copy_(source)
+
+
+def _copy_others_(source: torch.Tensor, rows: slice, into: torch.Tensor) -> None:
+    """Copy the rows that are not among these."""
+    begin, end, _ = rows.indices(source.shape[1])
+    copy_(source[:, :begin], into[:, :begin])
+    copy_(source[:, end:], into[:, end:])
 
 
 def _summed_on_gpu(

@@ -16,7 +16,8 @@ import torch
 
 from ringmark.kernels.merge import add_, copy_, sum_, wide
 
-Combine = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+# (held, part, rows, into): write `held` with a part put into its rows; `into` may be `held` itself.
+Combine = Callable[[torch.Tensor, torch.Tensor, slice, torch.Tensor], None]
 NOTHING = slice(0, 0)
 
 
@@ -30,15 +31,20 @@ def place(part: torch.Tensor | None, rows: slice, into: torch.Tensor) -> None:
 
 
 def put(
-    held: torch.Tensor, part: torch.Tensor | None, rows: slice, into: torch.Tensor, combine: Combine
+    held: torch.Tensor,
+    part: torch.Tensor | None,
+    rows: slice,
+    into: torch.Tensor,
+    combine: Combine | None = None,
 ) -> None:
-    """Write `held` with a part put into its rows; `into` may be `held` itself."""
-    begin, end, _ = (rows if part is not None else NOTHING).indices(held.shape[1])
+    """Write `held` with a part added to its rows, or combined with them; `into` may be `held` itself."""
     if part is not None:
-        combine(held[:, begin:end], part, into[:, begin:end])
-    if into is not held:
-        copy_(held[:, :begin], into[:, :begin])
-        copy_(held[:, end:], into[:, end:])
+        if combine is None:
+            add_(held, part, rows, into=into)
+        else:
+            combine(held, part, rows, into)
+    elif into is not held:
+        copy_(held, into)
 
 
 class Running:
@@ -59,11 +65,10 @@ class Running:
     ) -> None:
         """Put a part in; `into` says that it is the last, and where the result goes.
 
-        `combine(held, part, into)` does it for the rows that the part covers; None adds. `keep`: the part is
-        ours, so a first one may become the sum itself.
+        `combine` puts it in; None adds. `keep`: the part is ours, so a first one may become the sum itself.
         """
         if self._held is not None:
-            self._go_on(lambda held, target: put(held, part, rows, target, combine or add_), into)
+            self._go_on(lambda held, target: put(held, part, rows, target, combine), into)
         elif keep and into is None and part is not None and part.shape == self._like.shape:
             self._held = part
         else:
