@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import pytest
@@ -201,6 +202,40 @@ def large_world() -> list[dict[str, Any]]:
         exact.make(64, heads=(2, 2), head_dim=128, dtype=torch.bfloat16),
     )
     return run_world(32, check_large_world, *given, nodes=4, timeout_s=120.0)
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (8, 4)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_bound_by_groups_of_heads_is_the_same_answer(heads: tuple[int, int], causal: bool) -> None:
+    mesh, problem = Mesh(1, 1, 0, torch.device("cpu")), exact.make(96, heads=heads, causal=causal, batch=2)
+    kernel = _Counting()
+    for count in (1, 2, 4):
+        method = methods.load("single")(head_groups=count)
+        assert method.unsupported(problem.cell("single", mesh)) is None
+        errors = exact.errors(exact.run(method, mesh, kernel, problem), "contiguous", mesh, problem)
+        assert max(errors.values()) <= TOLERANCE
+        assert kernel.calls == {"forward": count, "backward": count}
+        kernel.calls.clear()
+    for count, reason in (
+        (3, "does not divide 4 kv heads"),
+        (0, "no automatic choice"),
+        (-1, "whole number"),
+    ):
+        found = methods.load("single")(head_groups=count).unsupported(problem.cell("single", mesh))
+        assert reason in (found or "")
+
+
+class _Counting:
+    """The reference kernel, counting its calls."""
+
+    def __init__(self) -> None:
+        self.calls: collections.Counter[str] = collections.Counter()
+        self._kernel = kernels.load("reference")
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("forward", "backward"):
+            self.calls[name] += 1
+        return getattr(self._kernel, name)
 
 
 def test_the_error_does_not_grow_with_the_number_of_ranks(large_world: list[dict[str, Any]]) -> None:

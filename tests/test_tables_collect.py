@@ -73,6 +73,24 @@ def test_the_bound_is_the_single_record_of_the_same_kernel_and_run(tmp_path):
     assert rows["usp"].bound_ms is None
 
 
+def test_the_bound_is_the_fastest_of_its_rows_each_the_median_of_its_repeats(tmp_path):
+    def single(ms: float, repeat: int = 0, run_id: str = "r1", **options: int) -> record.Record:
+        one = Cell("single", 512, make_records.SMALL, "fwd", MeshShape(1, 2), "auto", options)
+        return make_records.make(one, median_ms=ms, repeat=repeat, run_id=run_id)
+
+    ring = Cell("ring", 512, make_records.SMALL, "fwd", MeshShape(1, 2), "auto")
+    records = [
+        *(single(ms, repeat) for repeat, ms in enumerate((4.0, 5.0, 100.0))),
+        *(single(ms, repeat, head_groups=2) for repeat, ms in enumerate((6.0, 4.0, 1.0))),
+        single(0.5, run_id="r2", head_groups=4),
+        make_records.make(ring, median_ms=8.0, run_id="r1"),
+    ]
+    folder = make_records.write_campaign(tmp_path / "c", records)
+    rows = {row.row: row for row in collect.collect(campaign.find(str(folder))).rows}
+    assert rows["ring"].fraction_of_bound == pytest.approx(0.5, rel=0.05)
+    assert rows["ring"].bound_from == "run"
+
+
 def test_a_corrupt_record_is_named_and_nothing_is_lost(made, capsys):
     main(["collect", str(made)])
     before = (made / "cells.csv").read_bytes()

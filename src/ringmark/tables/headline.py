@@ -59,7 +59,7 @@ def _told(group: Group, seqlen: int, point: Point, label: str) -> str:
     )
     if point.fraction is not None:
         text += f", {fixed(point.fraction, 3)} of the kernel alone"
-        text += " in one call" if OUTRUN in point.notes else ""
+        text += " in larger calls" if OUTRUN in point.notes else ""
     base = _base(group, seqlen)
     if base is not None and base[0].time_ms is not None and base[1] != label:
         ratio = base[0].time_ms.value / point.time_ms.value

@@ -18,7 +18,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from ringmark.tables.bound import BOUND_METHOD
 from ringmark.tables.group import PHASE_TITLES, Group, Line
 from ringmark.tables.page import group_title
 from ringmark.tables.point import Point, Span
@@ -248,7 +247,8 @@ def scaling_figure(members: Sequence[Group], phase: str) -> Figure | None:
         return None
     seqlen = max(common)
     rows = sorted({line.row for group in members for line in group.lines})
-    styles = looks([row for row in rows if row != BOUND_METHOD])
+    bounds = {line.row for group in members for line in group.lines if line.is_bound}
+    styles = looks([row for row in rows if row not in bounds])
     with _settings():
         meshes = ", ".join(group.mesh for group in members)
         caption = f"{members[0].shape}; kernel {members[0].kernel}; meshes {meshes}"

@@ -17,7 +17,7 @@ from ringmark.tables.cellrow import CellRow
 
 NOT_RUN = "not run"
 CLEARLY_ABOVE_ONE = 1.01
-OUTRUN = "above 1: faster than the bound, which is one call of the kernel for all heads and keys"
+OUTRUN = "above 1: faster than the bound, which is the kernel alone in larger calls"
 
 
 @dataclass(frozen=True)
