@@ -1,4 +1,4 @@
-"""The Triton kernels against plain torch: on a GPU as they are, elsewhere in Triton's interpreter.
+"""The Triton kernels against plain torch, and methods through them: on a GPU, else in Triton's interpreter.
 
 The interpreter runs program after program, so it shows wrong numbers and no race; for those there is
 tests/gpu/test_kernels.py.
@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -20,8 +21,11 @@ if DEVICE.type == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when a kernel is defined
 pytest.importorskip("triton")
 
+import exact  # noqa: E402
+from ringmark import kernels, methods  # noqa: E402
 from ringmark.bench import timeline  # noqa: E402
 from ringmark.kernels import _triton, merge  # noqa: E402
+from world import run_world  # noqa: E402
 
 # A row without keys is -inf on both sides: the interpreter's numpy says so, and the fold does not ask.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
@@ -156,6 +160,40 @@ def test_delta_is_float64s():
 )
 def test_a_profile_knows_them_by_their_names(kernel, kind):
     assert timeline.kind_of(kernel.fn.__name__) == kind
+
+
+METHODS: list[tuple[str, dict[str, object]]] = [
+    ("burst", {"side": "q"}),
+    ("burst", {"side": "kv", "abreast": 2, "head_groups": 2}),
+    ("burst", {"side": "q", "layout": "striped", "hops": "ring", "head_groups": 2, "tracks": 2}),
+    ("zigzag", {"wire": "native"}),
+    ("stripe", {}),
+    ("ring", {"hops": "straight"}),
+]
+
+
+def through_the_kernels(mesh, problem):
+    """The errors of each method with every sum, fold and copy by Triton, and how many there were."""
+    found = {}
+    launch = _triton._launch
+    for name, options in METHODS:
+        method = methods.load(name)(**options)
+        with (
+            mock.patch.object(merge, "by_triton", lambda tensor: tensor.dtype != torch.float64),
+            mock.patch.object(_triton, "_launch", side_effect=launch) as launched,
+        ):
+            results = exact.run(method, mesh, kernels.load("reference"), problem)
+        found[f"{name} {options}"] = exact.errors(results, method.layout, mesh, problem), launched.call_count
+    return found
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="tests/gpu/test_methods.py does it on GPUs")
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_methods_are_exact_through_the_kernels(nodes):
+    for found in run_world(4, through_the_kernels, exact.make(32, heads=(2, 2)), nodes=nodes):
+        for row, (errors, launches) in found.items():
+            assert max(errors.values()) <= 1e-5, f"{row}: {errors}"
+            assert launches, row
 
 
 def test_they_compile_for_a_gpu_and_the_fold_has_its_barrier(tmp_path):

@@ -23,6 +23,11 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def by_triton(tensor: torch.Tensor) -> bool:
+    """Whether the Triton kernels work on such a tensor."""
+    return tensor.is_cuda and tensor.dtype != torch.float64
+
+
 def accumulators(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """An (out, lse) that has seen no key: zeros (B, S, H, D) and -inf (B, H, S)."""
     batch, seqlen, heads, _ = q.shape
@@ -49,7 +54,7 @@ def fold_(
         into = out_acc
     if not into.numel():
         return
-    if out.is_cuda and out.dtype != torch.float64:
+    if by_triton(out):
         from ringmark.kernels._triton import fold_on_gpu
 
         fold_on_gpu(out_acc, lse_acc, out, lse, rows, into)
@@ -128,7 +133,7 @@ def _summed_on_gpu(
     acc: torch.Tensor, parts: Sequence[tuple[torch.Tensor, slice]], into: torch.Tensor
 ) -> bool:
     """Do into = acc + parts in one pass where a Triton kernel takes these tensors; else say so."""
-    if not acc.is_cuda or not acc.numel():
+    if not by_triton(acc) or not acc.numel():
         return False
     from ringmark.kernels import _triton
 

@@ -14,6 +14,7 @@ import torch
 from ringmark.cell import Cell, MeshShape, OptionValue
 from ringmark.comm.mesh import Mesh
 from ringmark.errors import UserError, nearest
+from ringmark.kernels import merge
 from ringmark.kernels.base import Kernel
 
 
@@ -113,7 +114,7 @@ def delta_for(kernel: Kernel, dout: torch.Tensor, out: torch.Tensor, lse: torch.
 
 def row_dot(dout: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """delta = rowsum(dout * out) as float32 (B, H, S): one kernel on a GPU, else in chunks of rows."""
-    if out.is_cuda and out.dtype != torch.float64:
+    if merge.by_triton(out):
         from ringmark.kernels._triton import row_dot_on_gpu
 
         return row_dot_on_gpu(dout, out)
