@@ -37,8 +37,8 @@ def sum_in_bf16() -> Any:
     """Sums are rounded after every addition, those that stay and those that travel."""
     real = running.add_
 
-    def add_(acc: torch.Tensor, part: torch.Tensor, rows: slice, *, into: torch.Tensor) -> None:
-        real(acc, part, rows, into=into)
+    def add_(acc: torch.Tensor, part: torch.Tensor, rows: slice, into: torch.Tensor) -> None:
+        real(acc, part, rows, into)
         into.copy_(into.bfloat16())
 
     return mock.patch.object(running, "add_", add_)

@@ -27,10 +27,10 @@ from itertools import repeat
 
 import torch
 
-from ringmark.comm.parcel import ALL, Parcel, Signature, rows_of, signature
+from ringmark.comm.parcel import Parcel, Signature, rows_of, signature
 from ringmark.comm.ring import Delivery, Hop
 from ringmark.comm.route import Covers, Route, Stop
-from ringmark.kernels.merge import add_, wide
+from ringmark.kernels.merge import ALL, add_, wide
 from ringmark.kernels.running import Running, place, put
 
 WIRES = ("auto", "native", "float32")

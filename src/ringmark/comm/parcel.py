@@ -15,10 +15,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ringmark.kernels.merge import copy_
+from ringmark.kernels.merge import ALL, copy_
 
 Signature = tuple[tuple[tuple[int, ...], torch.dtype], ...]
-ALL = slice(None)
 
 
 class Parcel:

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 
 from ringmark.comm.mesh import OPEN_LANE, Axis, Lane, Mesh
-from ringmark.comm.parcel import ALL, Parcel, Pool, Signature, rows_of, signature
+from ringmark.comm.parcel import Parcel, Pool, Signature, rows_of, signature
+from ringmark.kernels.merge import ALL
 
 
 class Hop(Protocol):

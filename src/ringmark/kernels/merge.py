@@ -86,9 +86,7 @@ def fold_plain_(
     torch.logaddexp(lse_acc, lse, out=lse_acc)
 
 
-def add_(
-    acc: torch.Tensor, part: torch.Tensor, rows: slice = ALL, *, into: torch.Tensor | None = None
-) -> None:
+def add_(acc: torch.Tensor, part: torch.Tensor, rows: slice = ALL, into: torch.Tensor | None = None) -> None:
     """acc[:, rows] += part, or into = acc with part added there: in float32 at least, rounded once."""
     if into is None or into is acc:  # the other rows are there already
         acc, rows = acc[:, rows], ALL

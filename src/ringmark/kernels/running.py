@@ -39,10 +39,7 @@ def put(
 ) -> None:
     """Write `held` with a part added to its rows, or combined with them; `into` may be `held` itself."""
     if part is not None:
-        if combine is None:
-            add_(held, part, rows, into=into)
-        else:
-            combine(held, part, rows, into)
+        (combine or add_)(held, part, rows, into)
     elif into is not held:
         copy_(held, into)
 

@@ -9,7 +9,6 @@ and the fastest `single` row is the bound.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
@@ -81,6 +80,6 @@ class Method(base.Method):
                 copy_(part, whole[:, :, of])
         return dq, dk, dv
 
-    def groups(self, q: torch.Tensor, k: torch.Tensor) -> Iterator[heads.HeadGroup]:
+    def groups(self, q: torch.Tensor, k: torch.Tensor) -> list[heads.HeadGroup]:
         """The heads of each call."""
-        yield from heads.head_groups(q.shape[2], k.shape[2], int(self.options["head_groups"]))
+        return heads.head_groups(q.shape[2], k.shape[2], int(self.options["head_groups"]))

@@ -150,7 +150,7 @@ def _open_group(shape: str, mesh: str, closed: Sequence[Group], sample: CellRow)
         places = {place for line, _ in found for place in line.points if place[0] != "bwd"}
         if _is_ours(found[0][0]):
             tried = {(place, group.kernel) for line, group in found for place in line.points}
-            places = {place for place in places if (place, ours.get(place, "")) in tried or place not in ours}
+            places = {place for place in places if place not in ours or (place, ours[place]) in tried}
         points = {place: _best(place, found) for place in sorted(places)}
         first = found[0][0]
         if points:
