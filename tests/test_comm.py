@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 import exact
 from ringmark import kernels, methods
 from ringmark.comm import driver, symmetric
-from ringmark.comm.copy_engine import SlotPool, views
 from ringmark.comm.homeward import homeward
 from ringmark.comm.mesh import Mesh
 from ringmark.comm.parcel import Parcel, Pool, Signature, rows_of, signature
 from ringmark.comm.plan import Block, Step, order, plan
 from ringmark.comm.ring import Delivery, Hop, Ring
 from ringmark.comm.route import Route, visits_of
+from ringmark.comm.slots import SlotPool, landing
 from ringmark.comm.symmetric import Slot
 from ringmark.errors import UserError
 from world import WorldError, run_world
@@ -400,8 +400,7 @@ class SlotRing(Ring):
         self.sent.append([])
         self.received.append([])
         for steps, parcel, there, here in deliveries:
-            lands = views(memory, signature(parcel.tensors), room, there)
-            places = [part.data_ptr() - memory.data_ptr() for part in lands]
+            places = list(landing(signature(parcel.tensors), room, there))
             self.sent[-1].append((members[self.place(steps)], places))
             rows = [] if here is None else [rows_of(tensor, here) for tensor in received.tensors]
             places = [part.data_ptr() - memory.data_ptr() for part in rows]

@@ -16,7 +16,7 @@ import torch
 # leave more to wait for at the end; smaller ones are kernels too short for a GPU.
 PIECE_BYTES = 64 << 20
 # Where several blocks are met in one call of a kernel, the pieces of all of them together.
-CALL_BYTES = 128 << 20
+CALL_BYTES = 96 << 20
 # A second track pays where kernels take longer than the host needs to launch what goes with them.
 PIECE_BYTES_FOR_TWO_TRACKS = 32 << 20
 # Between nodes a window must not wait for a whole block: this many pieces, if they are not too small.

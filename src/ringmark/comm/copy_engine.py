@@ -11,7 +11,7 @@ kernel waits. Slots are kept for the life of the ring: making one is slow and al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -20,88 +20,9 @@ from ringmark.comm import driver
 from ringmark.comm.mesh import OPEN_LANE, Axis, Lane, Mesh
 from ringmark.comm.parcel import Parcel, Pool, Signature, signature
 from ringmark.comm.ring import Delivery, Hop, Ring
+from ringmark.comm.slots import SlotPool, landing
 from ringmark.comm.stream_flags import Flags
 from ringmark.comm.symmetric import Slot, make_slot
-
-ALIGNMENT = 512
-# Slots are made a little larger than asked for: the backward's parcels (2.03T) fit the forward's (2T).
-HEADROOM = 1.05
-
-
-class SlotParcel(Parcel):
-    """A parcel that lies in a slot."""
-
-    def __init__(self, slot: Slot, kind: Signature, room: Signature, pool: Pool) -> None:
-        super().__init__(views(slot.ours, kind, room), pool.give_back)
-        self.slot = slot
-
-
-class SlotPool(Pool):
-    """Slots by size; takes the first free one that is large enough, which is the same one on every rank."""
-
-    def __init__(self, device: torch.device, allocate: Callable[[int], Slot]) -> None:
-        super().__init__(device)
-        self._allocate = allocate
-        self._free_slots: list[Slot] = []
-        self.num_bytes = 0
-
-    def take(self, signature: Signature, room: Signature | None = None) -> SlotParcel:
-        """A slot for a parcel, chosen by `room`, which must be the same on every rank."""
-        room = room or signature
-        needed = span(room)
-        assert all(num_bytes(kind) <= num_bytes(space) for kind, space in zip(signature, room)), (
-            "a parcel is larger than the room that was made for it"
-        )
-        for index, slot in enumerate(self._free_slots):
-            if slot.ours.numel() >= needed:
-                return SlotParcel(self._free_slots.pop(index), signature, room, self)
-        self.made += 1
-        size = -(-int(needed * HEADROOM) // (2 << 20)) * (2 << 20)
-        self.num_bytes += size
-        return SlotParcel(self._allocate(size), signature, room, self)
-
-    def give_back(self, parcel: Parcel) -> None:
-        assert isinstance(parcel, SlotParcel)
-        self._free_slots.append(parcel.slot)
-
-    def clear(self) -> None:
-        """Slots stay: the next call would have to make them again, together with all members."""
-
-
-def num_bytes(kind: tuple[tuple[int, ...], torch.dtype]) -> int:
-    """The size of one tensor of a parcel."""
-    shape, dtype = kind
-    return torch.Size(shape).numel() * dtype.itemsize
-
-
-def offsets(signature: Signature) -> list[tuple[int, int]]:
-    """Where each tensor of a parcel begins and ends in a slot."""
-    found, begin = [], 0
-    for kind in signature:
-        end = begin + num_bytes(kind)
-        found.append((begin, end))
-        begin = -(-end // ALIGNMENT) * ALIGNMENT
-    return found
-
-
-def span(signature: Signature) -> int:
-    """The bytes that a parcel takes in a slot."""
-    return offsets(signature)[-1][1] if signature else 0
-
-
-def views(
-    memory: torch.Tensor, kind: Signature, room: Signature, first_row: int = 0
-) -> Sequence[torch.Tensor]:
-    """The tensors of a parcel in a slot's memory, each from a row of its room on."""
-    found = []
-    for (shape, dtype), (space, _), (begin, end) in zip(kind, room, offsets(room)):
-        if first_row:
-            assert space[0] == shape[0] == 1, "rows lie side by side in a batch of one alone"
-        begin += first_row * num_bytes((space[2:], dtype))
-        stop = begin + num_bytes((shape, dtype))
-        assert stop <= end, "a delivery reaches beyond its room"
-        found.append(memory[begin:stop].view(dtype).view(shape))
-    return found
 
 
 class CopyEngineRing(Ring):
@@ -127,28 +48,25 @@ class CopyEngineRing(Ring):
         self._num_hops += 1
         number = self._num_hops
         # By all that is enqueued so far, what is sent has been computed and what the slot held has been read.
-        side.wait_stream(torch.cuda.current_stream())
+        side.wait_stream(torch.cuda.current_stream(self.mesh.device))
         sources = [self.place(-delivery.steps) for delivery in deliveries]
-        with torch.cuda.stream(side):
-            for source in sources:
-                flags.say_ready(source, number)
-            for steps, parcel, there, _ in deliveries:
-                target = self.place(steps)
-                flags.wait_ready(target, number)
-                memory = received.slot.of_members[target]
-                lands = views(memory, signature(parcel.tensors), room, there)
-                for into, mine in zip(lands, parcel.tensors):
-                    driver.copy(mine, into)
-                flags.say_data(target, number)
-            copied = side.record_event()
+        for source in sources:
+            flags.say_ready(side.cuda_stream, source, number)
+        for steps, parcel, there, _ in deliveries:
+            target = self.place(steps)
+            flags.wait_ready(side.cuda_stream, target, number)
+            memory = received.slot.addresses[target]
+            for tensor, place in zip(parcel.tensors, landing(signature(parcel.tensors), room, there)):
+                driver.copy(side.cuda_stream, tensor, memory + place)
+            flags.say_data(side.cuda_stream, target, number)
         leaving = [delivery.parcel.hold() for delivery in deliveries]
-        return _Copy(flags, sources, number, copied, leaving, received)
+        return _Copy(self.mesh.device, flags, sources, number, side.record_event(), leaving, received)
 
     def _prepared(self) -> tuple[Flags, torch.cuda.Stream]:
         if self._flags is None or self._side is None:
-            ours, of_members = self._make_slot(Flags.num_bytes(self.size))
-            ours.zero_()
-            self._flags = Flags(ours, of_members, self.group.position)
+            slot = self._make_slot(Flags.num_bytes(self.size))
+            slot.ours.zero_()
+            self._flags = Flags(slot, self.group.position)
             self._side = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
             dist.barrier(self.group.process_group)  # nobody writes a flag before everybody has cleared theirs
@@ -163,6 +81,7 @@ class _Copy:
 
     def __init__(
         self,
+        device: torch.device,
         flags: Flags,
         sources: Sequence[int],
         number: int,
@@ -170,13 +89,14 @@ class _Copy:
         leaving: Sequence[Parcel],
         arriving: Parcel,
     ) -> None:
-        self._flags, self._sources, self._number, self._copied = flags, sources, number, copied
-        self._leaving, self._arriving = leaving, arriving
+        self._device, self._flags, self._sources, self._number = device, flags, sources, number
+        self._copied, self._leaving, self._arriving = copied, leaving, arriving
 
     def wait(self) -> Parcel:
+        stream = torch.cuda.current_stream(self._device)
         for source in self._sources:
-            self._flags.wait_data(source, self._number)
-        torch.cuda.current_stream().wait_event(self._copied)
+            self._flags.wait_data(stream.cuda_stream, source, self._number)
+        stream.wait_event(self._copied)
         for parcel in self._leaving:
             parcel.drop()
         return self._arriving

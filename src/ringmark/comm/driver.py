@@ -46,6 +46,8 @@ def _driver() -> Any:
         function = getattr(library, name)
         function.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
         function.restype = ctypes.c_int
+    library.cuMemcpyAsync.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
+    library.cuMemcpyAsync.restype = ctypes.c_int
     library.cuMemcpy2DAsync_v2.argtypes = [ctypes.POINTER(_Copy2D), ctypes.c_void_p]
     library.cuMemcpy2DAsync_v2.restype = ctypes.c_int
     return library
@@ -60,14 +62,14 @@ def unavailable() -> str | None:
     return None
 
 
-def write(address: int, number: int) -> None:
-    """On the current stream: write a number there, after all that the stream did before."""
-    _check(_driver().cuStreamWriteValue32_v2(_stream(), address, number, WRITE_AFTER_EVERYTHING))
+def write(stream: int, address: int, number: int) -> None:
+    """Write a number there, after all that the stream did before."""
+    _check(_driver().cuStreamWriteValue32_v2(stream, address, number, WRITE_AFTER_EVERYTHING))
 
 
-def wait(address: int, number: int) -> None:
-    """On the current stream: wait until the number there is large enough."""
-    _check(_driver().cuStreamWaitValue32_v2(_stream(), address, number, WAIT_UNTIL_AT_LEAST))
+def wait(stream: int, address: int, number: int) -> None:
+    """Make the stream wait until the number there is large enough."""
+    _check(_driver().cuStreamWaitValue32_v2(stream, address, number, WAIT_UNTIL_AT_LEAST))
 
 
 def has_whole_rows(tensor: torch.Tensor) -> bool:
@@ -76,31 +78,26 @@ def has_whole_rows(tensor: torch.Tensor) -> bool:
     return row.is_contiguous()
 
 
-def copy(source: torch.Tensor, into: torch.Tensor) -> None:
-    """On the current stream, by copy engine: whole rows of one GPU into a contiguous tensor of another."""
+def copy(stream: int, source: torch.Tensor, into: int) -> None:
+    """By copy engine: whole rows of one GPU to an address of another's, there side by side."""
     if source.is_contiguous():
-        into.copy_(source, non_blocking=True)
+        _check(_driver().cuMemcpyAsync(into, source.data_ptr(), source.nbytes, stream))
         return
     assert has_whole_rows(source)
-    assert into.is_contiguous()
     size = source.element_size()
     width = source[0, 0].numel() * size
-    for before, after in zip(source, into):
+    for number, before in enumerate(source):
         job = _Copy2D(
             from_type=IN_DEVICE_MEMORY,
             from_device=before.data_ptr(),
             from_pitch=before.stride(0) * size,
             into_type=IN_DEVICE_MEMORY,
-            into_device=after.data_ptr(),
+            into_device=into + number * before.shape[0] * width,
             into_pitch=width,
             width=width,
             height=before.shape[0],
         )
-        _check(_driver().cuMemcpy2DAsync_v2(ctypes.byref(job), _stream()))
-
-
-def _stream() -> int:
-    return torch.cuda.current_stream().cuda_stream
+        _check(_driver().cuMemcpy2DAsync_v2(ctypes.byref(job), stream))
 
 
 def _check(status: int) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
-
 from ringmark.comm import driver
+from ringmark.comm.symmetric import Slot
 
 READY, DATA = 0, 1
 LINE = 128  # bytes: a cache line each, as two GPUs write them
@@ -18,9 +15,9 @@ class Flags:
     Every hop of a ring has a number that is the same on all members and grows from hop to hop.
     """
 
-    def __init__(self, ours: torch.Tensor, of_members: Sequence[torch.Tensor], position: int) -> None:
-        self._memory = (ours, of_members)  # kept alive: only their addresses are used
-        self._ours, self._theirs = ours.data_ptr(), [tensor.data_ptr() for tensor in of_members]
+    def __init__(self, slot: Slot, position: int) -> None:
+        self._slot = slot  # kept alive: only its addresses are used
+        self._ours, self._theirs = slot.addresses[position], slot.addresses
         self._position = position
 
     @staticmethod
@@ -28,21 +25,21 @@ class Flags:
         """The memory that they take."""
         return 2 * members * LINE
 
-    def say_ready(self, source: int, number: int) -> None:
+    def say_ready(self, stream: int, source: int, number: int) -> None:
         """Tell a member that our slot for this hop may be written."""
-        driver.write(self._theirs[source] + _place(READY, self._position), number)
+        driver.write(stream, self._theirs[source] + _place(READY, self._position), number)
 
-    def wait_ready(self, target: int, number: int) -> None:
+    def wait_ready(self, stream: int, target: int, number: int) -> None:
         """Wait until a member's slot may be written."""
-        driver.wait(self._ours + _place(READY, target), number)
+        driver.wait(stream, self._ours + _place(READY, target), number)
 
-    def say_data(self, target: int, number: int) -> None:
+    def say_data(self, stream: int, target: int, number: int) -> None:
         """Tell a member that its slot has been written."""
-        driver.write(self._theirs[target] + _place(DATA, self._position), number)
+        driver.write(stream, self._theirs[target] + _place(DATA, self._position), number)
 
-    def wait_data(self, source: int, number: int) -> None:
+    def wait_data(self, stream: int, source: int, number: int) -> None:
         """Wait until our slot has been written by a member."""
-        driver.wait(self._ours + _place(DATA, source), number)
+        driver.wait(stream, self._ours + _place(DATA, source), number)
 
 
 def _place(word: int, member: int) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,11 +18,13 @@ from ringmark.comm import driver
 from ringmark.comm.mesh import Group, Mesh
 
 
-class Slot(NamedTuple):
+class Slot:
     """A piece of symmetric memory: ours, which others write, and that of every member, by position."""
 
-    ours: torch.Tensor
-    of_members: Sequence[torch.Tensor]
+    def __init__(self, ours: torch.Tensor, of_members: Sequence[torch.Tensor]) -> None:
+        self.ours = ours
+        self._of_members = of_members  # kept alive: only their addresses are used
+        self.addresses = [memory.data_ptr() for memory in of_members]
 
 
 # Symmetric memory comes straight from the driver: torch's allocator does not count it.

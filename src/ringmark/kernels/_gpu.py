@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import torch
@@ -35,6 +36,7 @@ def misfit(shape: Shape, device: torch.device, head_dim_max: int) -> str | None:
     return None
 
 
+@functools.cache
 def release(version: str) -> tuple[int, ...]:
     """The numbers of a version, to be compared as numbers: '2.10.0.post1' -> (2, 10, 0)."""
     found = re.match(r"\d+(\.\d+)*", version)

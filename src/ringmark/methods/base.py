@@ -87,7 +87,8 @@ class Method:
         out: torch.Tensor = _Attention.apply(self, q, k, v, scale)  # type: ignore[no-untyped-call]
         return out
 
-    __call__ = forward
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return self.forward(q, k, v)
 
 
 class _Attention(torch.autograd.Function):

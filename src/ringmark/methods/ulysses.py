@@ -67,10 +67,11 @@ class Method(base.Method):
         self.inner.setup(Mesh(1, 1, 0, mesh.device), kernel, causal=causal, scale=scale)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if self.team.size == 1:  # nothing to move: no copies either
+            self._num_groups = 1
+            return self.inner(q, k, v)
         scale = self.scale if self.scale is not None else q.shape[-1] ** -0.5
         return _ByHeads.apply(self, q, k, v, scale)  # type: ignore[no-any-return, no-untyped-call]
-
-    __call__ = forward
 
     def settings(self) -> dict[str, Any]:
         used = getattr(self, "_num_groups", self.options["head_groups"])
