@@ -85,6 +85,23 @@ def test_the_commit_is_that_of_the_package_or_the_one_given(monkeypatch: pytest.
         assert _absent(found["git_dirty"])
     monkeypatch.setenv("RINGMARK_GIT_COMMIT", "abc123")
     assert environment.source()["git_commit"] == "abc123"
+    assert environment.source()["tree"] == found["tree"], "a name that is given does not change the files"
+
+
+def test_the_tree_is_what_git_calls_these_files(tmp_path: Path) -> None:
+    """So a record proves its commit: `git rev-parse COMMIT:src/ringmark` says the same, or it is another."""
+    for name in ("a.py", "a/one.py", "a/b/two.txt", "a-b/three", "z"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"this is {name}\n")
+    git = ["git", "-C", str(tmp_path)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "."], check=True)
+    said = subprocess.run([*git, "write-tree"], capture_output=True, text=True, check=True).stdout.strip()
+    (tmp_path / "a" / "__pycache__").mkdir()
+    (tmp_path / "a" / "__pycache__" / "one.pyc").touch()
+    assert environment.tree_id(tmp_path) == said
+    (tmp_path / "z").write_text("changed")
+    assert environment.tree_id(tmp_path) != said
 
 
 def test_a_package_outside_any_checkout_has_no_commit(
@@ -164,7 +181,7 @@ def test_a_gpu_that_complains_flags_the_record() -> None:
 
 def _on_a_rank(mesh: Mesh) -> tuple[dict[str, Any], dict[str, Any], Any]:
     cell = Cell("ring", 4096, Shape(1, 4, 4, 64, "fp32", "causal"), mesh=MeshShape(2, 2))
-    inputs = problem.make(cell, load("ring")(), mesh, 0, mesh.device)
+    inputs = problem.make(cell, load("ring")(), mesh, "0", mesh.device)
     grown_mib = 64 if mesh.rank == 2 else 1
     used = memory.measure(lambda: torch.ones(grown_mib << 18).sum(), inputs, mesh)
     return environment.collect(mesh), environment.state(mesh), used
@@ -187,7 +204,7 @@ def test_every_node_of_a_world_is_there_and_the_highest_rank_counts() -> None:
 def test_memory_is_sampled_where_its_mark_cannot_be_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_reset_high_water", lambda: False)
     cell = Cell("ring", 64, Shape(1, 1, 1, 8, "fp32", "causal"))
-    inputs = problem.make(cell, load("ring")(), CPU, 0, CPU.device)
+    inputs = problem.make(cell, load("ring")(), CPU, "0", CPU.device)
 
     def body() -> None:
         held = torch.ones(48 << 18)

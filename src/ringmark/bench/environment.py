@@ -8,6 +8,7 @@ these no value that is a path or whose name speaks of a secret.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import platform
 import re
@@ -121,12 +122,35 @@ def scheduler(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def source() -> dict[str, Any]:
-    """The version of ringmark itself: its commit, and whether the package differs from it."""
-    version = ringmark.__version__
+    """The version of ringmark itself: its commit, whether the package differs from it, and what it is.
+
+    A commit may be given by name, where there is no checkout; `tree` is read off the files, and is what
+    `git rev-parse COMMIT:src/ringmark` says of the commit that they are of.
+    """
     folder = Path(ringmark.__file__).parent
+    return {"version": ringmark.__version__, **_commit(folder), "tree": ask(partial(tree_id, folder))}
+
+
+def tree_id(folder: Path) -> str:
+    """git's name for a folder with these files in it."""
+    entries = []
+    for path in sorted(folder.iterdir(), key=lambda path: path.name + "/" * path.is_dir()):
+        if path.name == "__pycache__" or path.name.startswith("."):
+            continue
+        name = tree_id(path) if path.is_dir() else _git_id("blob", path.read_bytes())
+        mode = "40000" if path.is_dir() else "100644"
+        entries.append(f"{mode} {path.name}\0".encode() + bytes.fromhex(name))
+    return _git_id("tree", b"".join(entries))
+
+
+def _git_id(kind: str, content: bytes) -> str:
+    return hashlib.sha1(f"{kind} {len(content)}\0".encode() + content, usedforsecurity=False).hexdigest()
+
+
+def _commit(folder: Path) -> dict[str, Any]:
     given = os.environ.get("RINGMARK_GIT_COMMIT")
     if given:
-        return {"version": version, "git_commit": given, "git_dirty": absent("the commit was given by name")}
+        return {"git_commit": given, "git_dirty": absent("the commit was given by name")}
 
     def git(*words: str) -> str:
         asked = ["git", "-C", str(folder), *words]
@@ -142,7 +166,7 @@ def source() -> dict[str, Any]:
     found = ask(commit)
     # Only the package's own folder: results written into the checkout do not change the program.
     dirty = ask(lambda: bool(git("status", "--porcelain", "--", "."))) if isinstance(found, str) else found
-    return {"version": version, "git_commit": found, "git_dirty": dirty}
+    return {"git_commit": found, "git_dirty": dirty}
 
 
 def nccl_runtime_version() -> str:
