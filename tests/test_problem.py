@@ -31,7 +31,7 @@ class _Dealt(Method):
 def _made(method: Method, cell: Cell, seed: int = 3) -> list[problem.Problem]:
     world_size = cell.world_size
     return [
-        problem.make(cell, method, Mesh(cell.mesh.nodes, cell.mesh.gpus, rank, CPU), seed, CPU)
+        problem.make(cell, method, Mesh(cell.mesh.nodes, cell.mesh.gpus, rank, CPU), str(seed), CPU)
         for rank in range(world_size)
     ]
 

@@ -159,7 +159,7 @@ def _profiled(mesh: Mesh, folder: Path) -> dict[str, Any]:
     cell = Cell("burst", 512, Shape(1, 2, 2, 16, "fp32", "causal"), mesh=MeshShape(1, 2), kernel="reference")
     method, kernel = methods.load("burst")(), kernels.load("reference")
     method.setup(mesh, kernel, causal=True)
-    inputs = problem.make(cell, method, mesh, 0, mesh.device)
+    inputs = problem.make(cell, method, mesh, "0", mesh.device)
 
     def body() -> None:
         inputs.clear_grads()

@@ -50,7 +50,7 @@ def _report():
 def _ready(cell: Cell, method: Any = None) -> tuple[Any, Any, Any]:
     method, kernel = method or methods.load(cell.method)(), kernels.select("auto", cell.shape, CUDA)
     method.setup(ALONE, kernel, causal=cell.shape.causal)
-    return method, kernel, problem.make(cell, method, ALONE, 0, CUDA)
+    return method, kernel, problem.make(cell, method, ALONE, "0", CUDA)
 
 
 def _body(method: Any, inputs: Any) -> Any:
@@ -72,7 +72,7 @@ def test_inputs_are_those_of_a_cpu() -> None:
     method = methods.load("zigzag")()
     for rank in (0, 3):
         here, there = (
-            problem.make(cell, method, Mesh(2, 2, rank, device), 5, device)
+            problem.make(cell, method, Mesh(2, 2, rank, device), "5", device)
             for device in (CUDA, torch.device("cpu"))
         )
         for name in ("q", "k", "v", "dout"):
@@ -109,7 +109,7 @@ def test_a_healthy_kernel_passes_its_check(dtype: Any, mask: Any) -> None:
         cell = Cell("single", seqlen, Shape(1, 8, 2, 128, dtype, mask))
         method, kernel, inputs = _ready(cell)
         before = inputs.dout.clone()
-        found = check.check(cell, method, kernel, inputs, ALONE, Asked())
+        found = check.check(cell, method, kernel, inputs, ALONE)
         assert found.ok, (seqlen, found.errors)
         assert torch.equal(inputs.dout, before)
         REPORT.setdefault("check", {})[cell.key] = {
@@ -128,7 +128,7 @@ def test_one_half_block_off_is_wrong_at_the_measured_size() -> None:
 
     cell = Cell("single", 65536, SHAPE)
     method, kernel, inputs = _ready(cell, Off())
-    found = check.check(cell, method, kernel, inputs, ALONE, Asked())
+    found = check.check(cell, method, kernel, inputs, ALONE)
     assert not found.errors["out"].ok
 
 
@@ -136,8 +136,8 @@ def test_the_check_costs_little_beside_the_cell() -> None:
     cell = Cell("single", 65536, SHAPE)
     method, kernel, inputs = _ready(cell)
     body = _body(method, inputs)
-    check.check(cell, method, kernel, inputs, ALONE, Asked())  # compilation, autotuning
-    found = check.check(cell, method, kernel, inputs, ALONE, Asked())
+    check.check(cell, method, kernel, inputs, ALONE)  # compilation, autotuning
+    found = check.check(cell, method, kernel, inputs, ALONE)
     iteration_ms = timer.measure(body, ALONE, "isolated", TEN).summary.median
     cell_ms = iteration_ms * (1 + TEN.warmup + 10)
     REPORT["check_cost"] = {"check_ms": found.check_ms, "iteration_ms": iteration_ms, "cell_ms": cell_ms}

@@ -11,19 +11,21 @@ is nan or infinite is never right.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
 
-from ringmark.bench import compare, exact, gather, yardstick
+from ringmark.bench import compare, exact, gather, prints, yardstick
 from ringmark.bench.problem import Problem
 from ringmark.cell import Cell
 from ringmark.comm.mesh import Mesh
 from ringmark.kernels.base import Kernel
 from ringmark.methods.base import Method
-from ringmark.record import Asked, Check, TensorError
+from ringmark.record import Check, TensorError
 
 ROWS_PER_PART = 16
 EVERY_ROW_UP_TO = 512  # query rows of the whole sequence: up to here all of them are checked
@@ -34,11 +36,11 @@ class InputsChangedError(RuntimeError):
     """A method wrote into its inputs: what it is given next is no longer the cell's data."""
 
 
-def check(cell: Cell, method: Method, kernel: Kernel, problem: Problem, mesh: Mesh, asked: Asked) -> Check:
+def check(cell: Cell, method: Method, kernel: Kernel, problem: Problem, mesh: Mesh) -> Check:
     """Run the method once and hold its answer against exact attention; all ranks get the same verdict."""
     started = time.perf_counter()
     scale = method.scale if method.scale is not None else cell.shape.head_dim**-0.5
-    index = _sample(problem.q.shape[1], mesh, problem.seed).to(mesh.device)
+    index = _sample(problem.q.shape[1], mesh, problem.numbers).to(mesh.device)
     group = None if problem.private else mesh.group("flat", "bench").process_group
     count = index.numel() * (1 if group is None else mesh.world_size)
     wide = _reference_dtype(cell, count, problem)
@@ -48,12 +50,9 @@ def check(cell: Cell, method: Method, kernel: Kernel, problem: Problem, mesh: Me
     if cell.seqlen_global <= EVERY_ROW_UP_TO and not problem.private:
         kernel_errors = yardstick.on_whole(kernel, rows, keys, problem.q.dtype, mesh)
     else:
-        near = _sample(yardstick.prefix(problem), mesh, problem.seed).to(mesh.device)
+        near = _sample(yardstick.prefix(problem), mesh, problem.numbers).to(mesh.device)
         kernel_errors = yardstick.on_prefix(kernel, problem, near, wide, scale, mesh)
-    prints = _fingerprints(problem)
-    answer = _answer(method, problem, index)
-    if _fingerprints(problem) != prints:
-        raise InputsChangedError(f"{cell.method} wrote into its inputs q, k or v: they must stay as they are")
+    answer = _answer(cell, method, problem, index)
     first = 0 if group is None else mesh.rank * index.numel()
     found = compare.norms(answer, rows, keys, slice(first, first + index.numel()), index)
     method_errors = compare.worst(mesh, found)
@@ -92,7 +91,7 @@ def _graded(
     return errors
 
 
-def _sample(seqlen: int, mesh: Mesh, seed: int) -> torch.Tensor:
+def _sample(seqlen: int, mesh: Mesh, numbers: str) -> torch.Tensor:
     """Local numbers of the rows to check, ascending: of each half-block the first, the last and some more."""
     chosen: list[int] = []
     for part, half in enumerate(compare.halves(seqlen)):
@@ -100,7 +99,7 @@ def _sample(seqlen: int, mesh: Mesh, seed: int) -> torch.Tensor:
         if seqlen * mesh.world_size <= EVERY_ROW_UP_TO or len(among) <= ROWS_PER_PART:
             chosen += among
             continue
-        pick = random.Random(f"{seed}/{mesh.rank}/{part}").sample(among[1:-1], ROWS_PER_PART - 2)
+        pick = random.Random(f"{numbers}/{mesh.rank}/{part}").sample(among[1:-1], ROWS_PER_PART - 2)
         chosen += [among[0], *sorted(pick), among[-1]]
     return torch.tensor(chosen, dtype=torch.int64)
 
@@ -126,46 +125,47 @@ def _gathered_rows(
     if problem.dout is not None:
         dout = exact.everywhere(_sampled_dout(problem, index).to(wide), 1, group)
     positions, visible = (
-        exact.everywhere(tensor, 0, group)
-        for tensor in (problem.positions_q[index], _visible(problem, index))
+        exact.everywhere(tensor, 0, group) for tensor in (problem.positions_q[index], problem.visible[index])
     )
     return exact.Rows(exact.everywhere(q, 1, group), dout, positions, visible, problem.causal, scale, group)
-
-
-def _visible(problem: Problem, index: torch.Tensor) -> torch.Tensor:
-    """How many keys each sampled row sees."""
-    positions = problem.positions_q[index]
-    return positions + 1 if problem.causal else torch.full_like(positions, problem.keys_total)
 
 
 def _sampled_dout(problem: Problem, index: torch.Tensor) -> torch.Tensor:
     """The rows of dout that are not zero in the check, weighted (exactly: by powers of two)."""
     assert problem.dout is not None
-    weights = compare.row_weights(_visible(problem, index))
+    weights = compare.row_weights(problem.visible[index])
     return problem.dout[:, index] * weights.to(problem.dout.dtype)[:, None, None]
 
 
-def _answer(method: Method, problem: Problem, index: torch.Tensor) -> compare.Answer:
+def _answer(cell: Cell, method: Method, problem: Problem, index: torch.Tensor) -> compare.Answer:
     """The method's own forward, and its backward from a dout that is zero but for the sampled rows.
 
     The cell's dout lends its memory, so that a check needs no more than an iteration does.
     """
     problem.clear_grads()
-    out = method.forward(problem.q, problem.k, problem.v)
-    if problem.dout is None:
-        return compare.Answer(out.detach())
-    kept = _sampled_dout(problem, index)
-    problem.dout.zero_()
-    problem.dout[:, index] = kept
-    torch.autograd.backward(out, problem.dout)
+    if problem.dout is not None:
+        kept = _sampled_dout(problem, index)
+        problem.dout.zero_()
+        problem.dout[:, index] = kept
+    with untouched(cell, problem):
+        out = method.forward(problem.q, problem.k, problem.v)
+        if problem.dout is None:
+            return compare.Answer(out.detach())
+        torch.autograd.backward(out, problem.dout)
     # A gradient that was never written is one of zeros, and wrong.
     inputs = (problem.q, problem.k, problem.v)
     grads = (torch.zeros_like(t) if t.grad is None else t.grad for t in inputs)
     return compare.Answer(out.detach(), *grads)
 
 
-def _fingerprints(problem: Problem) -> list[int]:
-    """A number per input that changes when the input does: the sum of its bits, read as whole numbers."""
-    whole = {8: torch.int64, 4: torch.int32, 2: torch.int16}
-    inputs = (problem.q, problem.k, problem.v)
-    return [int(t.detach().view(whole[t.element_size()]).sum(dtype=torch.int64)) for t in inputs]
+@contextlib.contextmanager
+def untouched(cell: Cell, problem: Problem) -> Iterator[None]:
+    """Whatever runs in here leaves the inputs as they are, or the cell ends."""
+    before = prints.of(problem.inputs)
+    yield
+    names = ("q", "k", "v", "dout")
+    changed = [name for name, a, b in zip(names, before, prints.of(problem.inputs)) if a != b]
+    if changed:
+        raise InputsChangedError(
+            f"{cell.method} wrote into its input {', '.join(changed)}: inputs must stay as they are"
+        )

@@ -1,8 +1,9 @@
-"""The data of a cell: every value is a pure function of (seed, tensor, global token position, element).
+"""The data of a cell: every value is a pure function of (numbers, tensor, global token position, element).
 
 So a cell has the same numbers in every layout and world size, and no rank ever holds more than its own rows:
 
-    counter = (position * B + b) * H * D + h * D + d    hashed with seed and tensor name (splitmix64)
+    numbers = the cell's seed and which draw it is: another for every repeat, and for the check after a timing
+    counter = (position * B + b) * H * D + h * D + d    hashed with numbers and tensor name (splitmix64)
     value   = sqrt(-2 ln u) cos(2 pi w)                 unit normal; u, w: the hash's upper and lower bits
 
 Values are made a chunk at a time: what is held besides the result is a few times CHUNK_ELEMENTS numbers.
@@ -20,6 +21,7 @@ from ringmark import layout
 from ringmark.cell import Cell
 from ringmark.comm.mesh import Mesh
 from ringmark.methods.base import Method
+from ringmark.record import Asked
 
 CHUNK_ELEMENTS = 1 << 21
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -39,7 +41,7 @@ class Problem:
     causal: bool  # the mask that holds for these rows; a private problem has none
     keys_total: int  # how many keys there are on all ranks that share them
     private: bool  # nothing of other ranks belongs to it
-    seed: int
+    numbers: str
     salt: int = 0  # differs by rank where every rank has a problem of its own
 
     @property
@@ -54,13 +56,37 @@ class Problem:
         """Forget the gradients of q, k and v, so that the next backward writes instead of adding."""
         self.q.grad = self.k.grad = self.v.grad = None
 
+    @property
+    def visible(self) -> torch.Tensor:
+        """How many keys each row of q sees."""
+        positions = self.positions_q
+        return positions + 1 if self.causal else torch.full_like(positions, self.keys_total)
+
     def restore_dout(self) -> None:
         """Make dout anew, after a check has used its memory."""
         if self.dout is not None:
-            fill_(self.dout, self.positions_q, _key(self.seed, "dout", self.salt))
+            fill_(self.dout, self.positions_q, _key(self.numbers, "dout", self.salt))
+
+    def draw(self, numbers: str) -> None:
+        """Other values in the same memory."""
+        self.numbers = numbers
+        self.clear_grads()
+        for name, tensor, positions in (
+            ("q", self.q, self.positions_q),
+            ("k", self.k, self.positions_k),
+            ("v", self.v, self.positions_k),
+        ):
+            fill_(tensor, positions, _key(numbers, name, self.salt))
+        self.restore_dout()
 
 
-def make(cell: Cell, method: Method, mesh: Mesh, seed: int, device: torch.device) -> Problem:
+def numbers(asked: Asked, again: bool = False) -> str:
+    """The name of a cell's numbers: its seed, and which draw; `again` for the check after the timing."""
+    draw = 2 * asked.repeat + int(again)
+    return f"{asked.seed}.{draw}" if draw else str(asked.seed)
+
+
+def make(cell: Cell, method: Method, mesh: Mesh, numbers: str, device: torch.device) -> Problem:
     """This rank's problem. A method with a problem of its own gets, in a world, the same work per GPU:
     S/N queries against the keys that a query sees on average (S/2 of them when causal), with no mask."""
     shape, dtype = cell.shape, DTYPES[cell.shape.dtype]
@@ -78,7 +104,7 @@ def make(cell: Cell, method: Method, mesh: Mesh, seed: int, device: torch.device
     def rows(name: str, positions: torch.Tensor, heads: int) -> torch.Tensor:
         size = (shape.batch, positions.numel(), heads, shape.head_dim)
         empty = torch.empty(size, dtype=dtype, device=device)
-        return fill_(empty, positions, _key(seed, name, salt))
+        return fill_(empty, positions, _key(numbers, name, salt))
 
     q = rows("q", positions_q, shape.num_heads_q).requires_grad_()
     k = rows("k", positions_k, shape.num_heads_kv).requires_grad_()
@@ -86,7 +112,7 @@ def make(cell: Cell, method: Method, mesh: Mesh, seed: int, device: torch.device
     dout = rows("dout", positions_q, shape.num_heads_q) if cell.phase == "fwd_bwd" else None
     causal = shape.causal and not private
     keys_total = positions_k.numel() * (1 if private else mesh.world_size)
-    return Problem(q, k, v, dout, positions_q, positions_k, causal, keys_total, private, seed, salt)
+    return Problem(q, k, v, dout, positions_q, positions_k, causal, keys_total, private, numbers, salt)
 
 
 def fill_(target: torch.Tensor, positions: torch.Tensor, key: int) -> torch.Tensor:
@@ -104,9 +130,9 @@ def fill_(target: torch.Tensor, positions: torch.Tensor, key: int) -> torch.Tens
     return target
 
 
-def _key(seed: int, name: str, salt: int) -> int:
-    """63 bits that differ for every (seed, tensor, rank of a private problem)."""
-    text = hashlib.sha256(f"{seed}/{name}/{salt}".encode()).digest()
+def _key(numbers: str, name: str, salt: int) -> int:
+    """63 bits that differ for every (draw, tensor, rank of a private problem)."""
+    text = hashlib.sha256(f"{numbers}/{name}/{salt}".encode()).digest()
     return int.from_bytes(text[:8], "little") >> 1
 
 

@@ -1,0 +1,175 @@
+"""The check after the clock: what was timed is what was checked, and rows that no sample saw count as well.
+
+Every method here is right when it is checked first, at a length where a few rows are sampled.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from ringmark import methods
+from ringmark.bench import check, measure
+from ringmark.bench.progress import Reporter
+from ringmark.cell import Cell, MeshShape, Shape
+from ringmark.comm.mesh import Mesh
+from ringmark.job import Item
+from ringmark.methods.base import Method
+from ringmark.record import Asked, Record, Status
+from world import run_world
+
+FP32 = Shape(1, 2, 2, 16, "fp32", "causal")
+SEQLEN = 2048
+QUICK = Asked(min_iterations=1, max_iterations=1)
+BURST = methods.load("burst")
+
+
+class _ZerosFromTheSecondCall(BURST):  # type: ignore[valid-type, misc]
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().forward(*tensors) * float(self.calls == 1)
+
+
+class _KeepsItsAnswer(BURST):  # type: ignore[valid-type, misc]
+    """As fast as can be: the numbers of a timing are always the same."""
+
+    def attend(self, *tensors: Any) -> Any:
+        if not hasattr(self, "kept"):
+            self.kept = super().attend(*tensors)
+        return self.kept
+
+
+def _losing(number: int) -> type[Method]:
+    class Loses(BURST):  # type: ignore[valid-type, misc]
+        """Rows that are not sampled, a sixteenth of them all, are never written: of out, dq, dk or dv."""
+
+        def attend(self, q: torch.Tensor, *rest: Any) -> Any:
+            out, lse = super().attend(q, *rest)
+            return (self._lost(out), lse) if number == 0 else (out, lse)
+
+        def gradients(self, *tensors: Any) -> Any:
+            grads = list(super().gradients(*tensors))
+            dense = bool((tensors[0].norm(dim=-1) > 0).all())  # else it is a check's
+            if number and dense:
+                grads[number - 1] = self._lost(grads[number - 1])
+            return tuple(grads)
+
+        def _lost(self, tensor: torch.Tensor) -> torch.Tensor:
+            rows, tensor = tensor.shape[1], tensor.clone()
+            sampled = [check._sample(rows, self.mesh, numbers).tolist() for numbers in ("0", "0.1")]
+            tile = range(rows // 2, rows // 2 + rows // 8)
+            lost = [row for row in tile if row not in itertools.chain(*sampled)]
+            if self.mesh.rank == 1:
+                tensor[:, lost] = 0
+            return tensor
+
+    return Loses
+
+
+class _HalvesItsGradient(BURST):  # type: ignore[valid-type, misc]
+    def gradients(self, dout: torch.Tensor, *tensors: Any) -> Any:
+        grads = super().gradients(dout, *tensors)
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls > 1:
+            dout.mul_(0.5)
+        return grads
+
+
+class _TurnsItsQueries(BURST):  # type: ignore[valid-type, misc]
+    """The same numbers in other places."""
+
+    def gradients(self, dout: torch.Tensor, q: torch.Tensor, *tensors: Any) -> Any:
+        grads = super().gradients(dout, q, *tensors)
+        with torch.no_grad():
+            q.detach().copy_(q.detach().flip(1))
+        return grads
+
+
+FAULTS: dict[str, Callable[[], type[Method]]] = {
+    "zeros from the second call": lambda: _ZerosFromTheSecondCall,
+    "keeps its first answer": lambda: _KeepsItsAnswer,
+    "loses rows of out": lambda: _losing(0),
+    "loses rows of dq": lambda: _losing(1),
+    "loses rows of dk": lambda: _losing(2),
+    "loses rows of dv": lambda: _losing(3),
+    "halves its dout": lambda: _HalvesItsGradient,
+    "turns its queries": lambda: _TurnsItsQueries,
+}
+HEALTHY = [
+    Cell("burst", SEQLEN, FP32, mesh=MeshShape(1, 2), kernel="reference"),
+    Cell("single", SEQLEN, FP32, mesh=MeshShape(1, 2), kernel="reference"),
+    Cell("ulysses", SEQLEN, Shape(2, 4, 2, 16, "bf16", "full"), mesh=MeshShape(1, 2), kernel="reference"),
+    Cell("ring", SEQLEN, FP32, "fwd", mesh=MeshShape(1, 2), kernel="reference"),
+    Cell("stripe", 256, Shape(1, 4, 1, 16, "bf16", "causal"), mesh=MeshShape(1, 2), kernel="reference"),
+]
+
+
+def _measured(cell: Cell, mesh: Mesh, folder: Path) -> Record:
+    item = Item(cell, QUICK, str(folder / "out.json"))
+    return measure.measure_cell(item, "test", mesh, Reporter(folder, "run", mesh.rank), "run", 0, {})
+
+
+def _all_of_it(mesh: Mesh, folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {cell.key: _measured(cell, mesh, folder) for cell in HEALTHY}
+    for name, fault in FAULTS.items():
+        with mock.patch.object(methods, "load", lambda _, fault=fault: fault()):
+            try:
+                found[name] = _measured(HEALTHY[0], mesh, folder)
+            except check.InputsChangedError as error:
+                found[name] = str(error)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    both = run_world(2, _all_of_it, tmp_path_factory.mktemp("cells"), timeout_s=120)
+    assert {name: getattr(one, "status", one) for name, one in both[0].items()} == {
+        name: getattr(one, "status", one) for name, one in both[1].items()
+    }
+    return both[0]
+
+
+@pytest.mark.parametrize("cell", HEALTHY, ids=lambda cell: cell.key)
+def test_a_healthy_cell_is_checked_before_and_after(cell: Cell, found: dict[str, Any]) -> None:
+    one = found[cell.key]
+    assert one.status is Status.PASSED, one.failure
+    again = one.check.again
+    assert set(again.errors) == set(one.check.errors)
+    assert set(again.balance) == ({"dout.out - dv.v", "dq.q - dk.k"} if cell.phase == "fwd_bwd" else set())
+    assert again.errors["out"].relative_error != one.check.errors["out"].relative_error, "other numbers"
+    assert all(sums.gap < 0.6 * sums.allowed for sums in again.balance.values()), again.balance
+
+
+@pytest.mark.parametrize(
+    ("fault", "betrayed"),
+    [
+        ("zeros from the second call", "out is off by"),
+        ("keeps its first answer", "out is off by"),
+        ("loses rows of out", "dout.out - dv.v is"),
+        ("loses rows of dq", "dq.q - dk.k is"),
+        ("loses rows of dk", "dq.q - dk.k is"),
+        ("loses rows of dv", "dout.out - dv.v is"),
+    ],
+)
+def test_a_method_that_is_right_only_when_it_is_looked_at_is_wrong(
+    fault: str, betrayed: str, found: dict[str, Any]
+) -> None:
+    one = found[fault]
+    assert one.status is Status.WRONG
+    assert one.timing is None, "no time without a right answer, also where the time was there first"
+    assert one.failure.stage == "check again"
+    assert betrayed in one.failure.reason
+    assert all(error.ok for error in one.check.errors.values())
+
+
+@pytest.mark.parametrize(("fault", "named"), [("halves its dout", "dout"), ("turns its queries", "q")])
+def test_a_method_that_writes_into_its_inputs_while_it_is_timed_is_told_so(
+    fault: str, named: str, found: dict[str, Any]
+) -> None:
+    assert f"wrote into its input {named}: inputs must stay" in found[fault]
