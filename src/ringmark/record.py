@@ -157,8 +157,10 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        parts = [*self.errors.values(), *self.balance.values(), *([self.again] if self.again else [])]
-        return all(part.ok for part in parts)
+        here = all(error.ok for error in self.errors.values()) and all(
+            sums.ok for sums in self.balance.values()
+        )
+        return here and (self.again is None or self.again.ok)
 
 
 @dataclass(frozen=True)
