@@ -177,6 +177,30 @@ def test_an_open_table_does_not_compare_our_methods_by_their_kernels(tmp_path):
     assert places == {"burst": [512], "usp": [1024], "zigzag": [512], "single": [512]}
 
 
+def test_a_wrong_answer_does_not_vanish_behind_another_kernel(tmp_path):
+    """Of a method that is wrong with one kernel the open table, its ratios and the headline say so."""
+    records = [
+        make_records.make(cell("ring", phase="fwd_bwd", kernel="flash4"), status=record.Status.WRONG),
+        make_records.make(cell("ring", phase="fwd_bwd", kernel="flash2"), median_ms=20.0),
+        make_records.make(cell("burst", phase="fwd_bwd", kernel="flash4"), median_ms=10.0),
+        make_records.make(cell("burst", phase="fwd_bwd", kernel="flash2"), status=record.Status.OOM),
+        make_records.make(cell("usp", phase="fwd_bwd", kernel="flash2"), status=record.Status.WRONG),
+    ]
+    opened = groups_of(tmp_path, records)[-1]
+    points = {line.method: line.points[("fwd_bwd", 512)] for line in opened.lines}
+    assert {name: p.status for name, p in points.items()} == {
+        "ring": "wrong",
+        "burst": "passed",
+        "usp": "wrong",  # not tried with the best kernel of ours, and told all the same
+    }
+    assert points["ring"].time_ms is None
+    assert points["ring"].notes[0].startswith("kernel flash4: wrong: ")
+    assert points["burst"].notes[:2] == ("kernel flash4", "kernel flash2: oom")
+    ratios = comparison.speedups(opened, "fwd_bwd", ["ring"])
+    assert [row[1].text for row in ratios.rows] == ["no base", "wrong", "wrong"]
+    assert headline("made", [opened]).sentence.endswith("; Ring has no time there: wrong.")
+
+
 def test_flags_and_small_samples_become_notes(tmp_path):
     found = make_records.make(cell("ring"), iterations=4)
     rows = collect.collect(campaign.find(str(make_records.write_campaign(tmp_path / "a", [found])))).rows

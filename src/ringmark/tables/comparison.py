@@ -157,10 +157,15 @@ def _memory_entry(p: Point | None, places: int, notes: Notes) -> Entry:
     return Entry(fixed(p.memory_above_inputs_mib, places), extra=whole, is_number=True)
 
 
+def base_line(lines: Sequence[Line], bases: Sequence[str]) -> Line | None:
+    """The line that others are held against: of the first name that is there, whether it passed or not."""
+    return next((line for name in bases for line in lines if name in (line.row, line.method)), None)
+
+
 def speedups(group: Group, phase: str, bases: Sequence[str]) -> Table | None:
     """Ratios of medians to one method's, whose own milliseconds stand beside them."""
     lines = [line for line in _lines(group, phase) if not line.is_bound]
-    base = next((line for name in bases for line in lines if name in (line.row, line.method)), None)
+    base = base_line(lines, bases)
     if base is None or len(lines) < 2:
         return None
     notes, seqlens = Notes(), _seqlens(group, phase)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ringmark.tables.bound import BOUND_METHOD
 from ringmark.tables.cellrow import CellRow
-from ringmark.tables.point import Point, backward, point
+from ringmark.tables.point import WRONG, Point, backward, point
 
 Place = tuple[str, int]  # phase, seqlen_global
 PHASE_TITLES = {"fwd_bwd": "forward + backward", "fwd": "forward", "bwd": "backward, derived"}
@@ -138,7 +138,7 @@ def _open_group(shape: str, mesh: str, closed: Sequence[Group], sample: CellRow)
     """Each method's fastest line and kernel at each place; what was taken stands in the point's notes.
 
     Our methods take any kernel, so one that was not tried with the best of ours has no place here: it would
-    be compared by its kernel.
+    be compared by its kernel. A wrong answer keeps its place whatever the kernel.
     """
     candidates: dict[str, list[tuple[Line, Group]]] = defaultdict(list)
     for group in closed:
@@ -150,7 +150,8 @@ def _open_group(shape: str, mesh: str, closed: Sequence[Group], sample: CellRow)
         places = {place for line, _ in found for place in line.points if place[0] != "bwd"}
         if _is_ours(found[0][0]):
             tried = {(place, group.kernel) for line, group in found for place in line.points}
-            places = {place for place in places if place not in ours or (place, ours[place]) in tried}
+            wrong = {place for line, _ in found for place, p in line.points.items() if p.status == WRONG}
+            places = {p for p in places if p not in ours or (p, ours[p]) in tried or p in wrong}
         points = {place: _best(place, found) for place in sorted(places)}
         first = found[0][0]
         if points:
@@ -175,21 +176,24 @@ def _kernels_of_ours(closed: Sequence[Group]) -> dict[Place, str]:
 
 
 def _best(place: Place, found: Sequence[tuple[Line, Group]]) -> Point:
-    there = [(line.points[place], line) for line, _ in found if place in line.points]
-    timed = [(p, line) for p, line in there if p.time_ms is not None]
-    if not timed:
-        return there[0][0]
-    best, line = min(timed, key=lambda pair: pair[0].time_ms.value if pair[0].time_ms else 0.0)
-    options = line.row.split("+")[1:]
-    taken = ", ".join([f"kernel {best.rows[0].kernel_ran}", *options])
-    notes = (taken, *best.notes)
-    return Point(
-        best.status,
-        best.rows,
-        best.time_ms,
-        best.rate,
-        best.fraction,
-        best.memory_above_inputs_mib,
-        best.memory_peak_mib,
-        notes,
-    )
+    """The fastest of a method's points at a place, or the word where one of them is wrong.
+
+    Another kernel's number in the place of a wrong answer would hide that the method was caught. One that
+    failed in another way is told in a note beside the fastest.
+    """
+    there = [(line.points[place], line, group.kernel) for line, group in found if place in line.points]
+    wrong = [one for one in there if one[0].status == WRONG]
+    timed = [(p.time_ms.value, p, line, kernel) for p, line, kernel in there if p.time_ms is not None]
+    if wrong or not timed:
+        first = (wrong or there)[0][0]
+        told = [f"{_taken(*one)}: {note}" for one in wrong or there for note in one[0].notes]
+        return replace(first, notes=tuple(told))
+    _, best, line, kernel = min(timed, key=lambda one: one[0])
+    failed = [f"{_taken(*one)}: {one[0].status}" for one in there if one[0].time_ms is None]
+    return replace(best, notes=(_taken(best, line, kernel), *failed, *best.notes))
+
+
+def _taken(p: Point, line: Line, asked: str) -> str:
+    """'kernel flash4, ulysses=4': what a point of an open table was made with."""
+    ran = next((row.kernel_ran for row in p.rows if row.kernel_ran), asked)
+    return ", ".join([f"kernel {ran}", *line.row.split("+")[1:]])

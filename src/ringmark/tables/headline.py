@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ringmark.tables import comparison
-from ringmark.tables.group import Group
+from ringmark.tables.group import Group, Line
 from ringmark.tables.numbers import fixed, plain
 from ringmark.tables.page import choices, group_title, kind
 from ringmark.tables.point import OUTRUN, Point
@@ -36,41 +36,40 @@ def headline(campaign: str, found: list[Group]) -> Headline | None:
 
 
 def _sentence(group: Group) -> str:
-    """The fastest method at the longest length that has a base to hold it against, else at the longest."""
+    """The fastest method at the longest length at which the base was run, else at the longest."""
+    base = comparison.base_line(group.lines, choices()["speedup_bases"])
+    held = base.points if base else {}
     lengths = list(reversed(group.seqlens_global))
-    for seqlen in [*(length for length in lengths if _base(group, length)), *lengths]:
+    for seqlen in [*(length for length in lengths if ("fwd_bwd", length) in held), *lengths]:
         timed = [
-            (point, line)
+            (point.time_ms.value, point, line)
             for line in group.lines
-            if not line.is_bound and (point := line.points.get(("fwd_bwd", seqlen))) and point.passed
+            if not line.is_bound and (point := line.points.get(("fwd_bwd", seqlen))) and point.time_ms
         ]
         if timed:
-            point, line = min(timed, key=lambda pair: pair[0].time_ms.value if pair[0].time_ms else 0.0)
-            return _told(group, seqlen, point, line.label)
+            _, point, line = min(timed, key=lambda one: one[0])
+            return _told(seqlen, point, line, base)
     return "No method passed here."
 
 
-def _told(group: Group, seqlen: int, point: Point, label: str) -> str:
+def _told(seqlen: int, point: Point, line: Line, base: Line | None) -> str:
     if point.time_ms is None or point.rate is None:
         return "No method passed here."
     text = (
-        f"At {seqlen} tokens {label} takes {plain(point.time_ms.value)} ms forward + backward: "
+        f"At {seqlen} tokens {line.label} takes {plain(point.time_ms.value)} ms forward + backward: "
         f"{plain(point.rate.value)} TFLOP/s per GPU"
     )
     if point.fraction is not None:
         text += f", {fixed(point.fraction, 3)} of the kernel alone"
         text += " in larger calls" if OUTRUN in point.notes else ""
-    base = _base(group, seqlen)
-    if base is not None and base[0].time_ms is not None and base[1] != label:
-        ratio = base[0].time_ms.value / point.time_ms.value
-        text += f", {fixed(ratio, 2)} times as fast as {base[1]} ({plain(base[0].time_ms.value)} ms)"
+    held = base.points.get(("fwd_bwd", seqlen)) if base else None
+    if base is not None and held is not None and base is not line:
+        text += _against(point.time_ms.value, held, base)
     return text + "."
 
 
-def _base(group: Group, seqlen: int) -> tuple[Point, str] | None:
-    for name in choices()["speedup_bases"]:
-        for line in group.lines:
-            point = line.points.get(("fwd_bwd", seqlen))
-            if name in (line.row, line.method) and point is not None and point.passed:
-                return point, line.label
-    return None
+def _against(time_ms: float, held: Point, base: Line) -> str:
+    if held.time_ms is None:
+        return f"; {base.label} has no time there: {held.status}"
+    ratio = held.time_ms.value / time_ms
+    return f", {fixed(ratio, 2)} times as fast as {base.label} ({plain(held.time_ms.value)} ms)"

@@ -16,6 +16,7 @@ from ringmark.flops import attention_flops, tflops_per_gpu
 from ringmark.tables.cellrow import CellRow
 
 NOT_RUN = "not run"
+WRONG = "wrong"
 CLEARLY_ABOVE_ONE = 1.01
 OUTRUN = "above 1: faster than the bound, which is the kernel alone in larger calls"
 
@@ -55,9 +56,9 @@ def point(rows: Sequence[CellRow]) -> Point:
     """Fold the repeats of one cell."""
     passed = [row for row in rows if row.median_ms is not None]
     others = [row for row in rows if row.median_ms is None]
-    wrong = [row for row in others if row.status == "wrong"]
+    wrong = [row for row in others if row.status == WRONG]
     if wrong or not passed:
-        status = "wrong" if wrong else Counter(row.status for row in others).most_common(1)[0][0]
+        status = WRONG if wrong else Counter(row.status for row in others).most_common(1)[0][0]
         reasons = sorted({row.reason or "" for row in others if row.status == status})
         return Point(status, tuple(rows), notes=tuple(f"{status}: {reason}" for reason in reasons))
     fractions = [row.fraction_of_bound for row in passed if row.fraction_of_bound is not None]
