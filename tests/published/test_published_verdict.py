@@ -168,7 +168,18 @@ def test_repeats_are_folded_to_their_median() -> None:
     rows = [measured("burst", RUN, "fwd", factor) for factor in (1.0, 3.0, 1.1)]
     failed = replace(rows[0], status="crashed", time_ms=None, device=None, kernel=None)
     folded = fold_repeats([failed, *rows])
-    assert [row.time_ms for row in folded if row.status == "passed"] == [pytest.approx(1.1 * RUN.fwd_ms)]
+    assert [(row.status, row.time_ms) for row in folded] == [("passed", pytest.approx(1.1 * RUN.fwd_ms))]
+
+
+def test_one_wrong_repeat_makes_the_cell_wrong_and_no_other_cell() -> None:
+    asked = [
+        measured("burst", RUN, "fwd", kernel=kernel, kernel_asked=kernel) for kernel in ("flash2", "flash4")
+    ]
+    caught = replace(asked[0], status="wrong", time_ms=None, tflops_per_gpu=None, mem_peak_mib=None)
+    folded = fold_repeats([*asked, caught])
+    assert [(row.kernel, row.status) for row in folded] == [("flash2", "wrong"), ("flash4", "passed")]
+    out = [replace(caught, status=status) for status in ("crashed", "oom", "oom")]
+    assert [row.status for row in fold_repeats(out)] == ["oom"]
 
 
 def test_records_of_a_campaign(tmp_path: Path) -> None:

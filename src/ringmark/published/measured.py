@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,7 +31,8 @@ class Measured:
     nodes: int = 1
     gpus_per_node: int = 1
     device: str | None = None
-    kernel: str | None = None
+    kernel: str | None = None  # that ran
+    kernel_asked: str | None = None
     time_ms: float | None = None
     tflops_per_gpu: float | None = None
     mem_peak_mib: float | None = None
@@ -43,18 +44,15 @@ class Measured:
         return self.nodes * self.gpus_per_node
 
     @property
+    def problem(self) -> tuple[object, ...]:
+        """What a cell is asked to do, whatever runs it."""
+        shape = (self.batch, self.num_heads_q, self.num_heads_kv, self.head_dim, self.causal, self.dtype)
+        return (*shape, self.seqlen_global, self.phase, self.nodes, self.gpus_per_node)
+
+    @property
     def setting(self) -> tuple[object, ...]:
         """What two rows must share for their ratio to be one between methods."""
-        shape = (self.batch, self.num_heads_q, self.num_heads_kv, self.head_dim, self.causal, self.dtype)
-        return (
-            *shape,
-            self.seqlen_global,
-            self.phase,
-            self.nodes,
-            self.gpus_per_node,
-            self.device,
-            self.kernel,
-        )
+        return (*self.problem, self.device, self.kernel)
 
     @property
     def where(self) -> str:
@@ -80,6 +78,7 @@ def from_record(found: Record) -> Measured:
         gpus_per_node=cell.mesh.gpus,
         device=ran.device if ran else None,
         kernel=ran.kernel if ran else None,
+        kernel_asked=cell.kernel,
         time_ms=found.timing.headline.summary.median if passed and found.timing else None,
         tflops_per_gpu=found.timing.tflops_per_gpu if passed and found.timing else None,
         mem_peak_mib=found.memory.peak_mib if passed and found.memory else None,
@@ -104,20 +103,39 @@ def name_devices(rows: Sequence[Measured]) -> list[Measured]:
 
 
 def fold_repeats(rows: Sequence[Measured]) -> list[Measured]:
-    """One row for each cell: the median over the repeats that passed; where none did, the first of them."""
-    groups: dict[tuple[object, ...], list[Measured]] = defaultdict(list)
+    """One row for each cell, by the law of the tables' points (tables/point.py).
+
+    One wrong repeat makes the cell wrong. Else the repeats that passed fold to their median, those of each
+    device and kernel that ran apart, and where none passed the commonest status stands.
+    """
+    cells: dict[tuple[object, ...], list[Measured]] = defaultdict(list)
     for row in rows:
-        cell = row.setting if row.status == "passed" else (*row.setting[:-2], None, None)
-        groups[(row.method, tuple(sorted(row.options.items())), cell)].append(row)
+        options = tuple(sorted(row.options.items()))
+        cells[(row.method, options, row.kernel_asked, *row.problem)].append(row)
     folded = []
-    for group in groups.values():
-        if group[0].status != "passed":
-            folded.append(group[0])
-            continue
-        values = {
-            name: quantile([x for row in group if (x := getattr(row, name)) is not None], 0.5)
-            for name in ("time_ms", "tflops_per_gpu", "mem_peak_mib")
-            if any(getattr(row, name) is not None for row in group)
-        }
-        folded.append(Measured(**{**vars(group[0]), **values}))
+    for cell in cells.values():
+        passed: dict[tuple[object, ...], list[Measured]] = defaultdict(list)
+        for row in cell:
+            if row.status == "passed":
+                passed[row.setting].append(row)
+        statuses = Counter(row.status for row in cell if row.status != "passed")
+        if statuses["wrong"] or not passed:
+            word = "wrong" if statuses["wrong"] else statuses.most_common(1)[0][0]
+            folded.append(next(row for row in cell if row.status == word))
+        else:
+            folded += [_folded(repeats) for repeats in passed.values()]
     return folded
+
+
+def _folded(repeats: Sequence[Measured]) -> Measured:
+    """The median of the times and of the rates, and the highest memory."""
+
+    def known(name: str) -> list[float]:
+        return [value for row in repeats if (value := getattr(row, name)) is not None]
+
+    values: dict[str, float] = {
+        name: quantile(known(name), 0.5) for name in ("time_ms", "tflops_per_gpu") if known(name)
+    }
+    if known("mem_peak_mib"):
+        values["mem_peak_mib"] = max(known("mem_peak_mib"))
+    return Measured(**{**vars(repeats[0]), **values})

@@ -89,6 +89,7 @@ def _measured(row: CellRow) -> Measured:
         gpus_per_node=row.gpus,
         device=row.device,
         kernel=row.kernel_ran,
+        kernel_asked=row.kernel_asked,
         time_ms=row.median_ms,
         tflops_per_gpu=row.tflops_per_gpu,
         mem_peak_mib=row.memory_peak_mib,
