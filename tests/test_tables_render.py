@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from ringmark.published.ingest import ingest_bytes
 from ringmark.tables import blocks, campaign, collect, comparison, csvtable, group, latex, markdown, templates
 from ringmark.tables.headline import headline
 from ringmark.tables.numbers import decimals, fixed
-from ringmark.tables.point import OUTRUN, Span, point
+from ringmark.tables.point import OTHER_RUNS, OUTRUN, Point, Span, backward, point
 from ringmark.tables.table import Entry, Table
 
 ROOT = Path(__file__).parent.parent
@@ -137,6 +138,35 @@ def test_backward_is_the_difference_and_its_rate_follows_the_formula(tmp_path):
     assert bwd.time_ms.low == pytest.approx(both.time_ms.low - fwd.time_ms.high)
     work = attention_flops(batch=1, seqlen_global=512, num_heads_q=4, head_dim=64, causal=True, phase="bwd")
     assert bwd.rate.value == pytest.approx(tflops_per_gpu(work, bwd.time_ms.value, 4))
+
+
+def test_a_backward_that_nothing_can_have_taken_is_a_word(tmp_path):
+    """Above the peak of its device (989.4 TFLOP/s in bf16), or less than no time: never a number."""
+
+    def derived(name: str, fwd_ms: float, both_ms: float, **both: str) -> Point:
+        asked = [
+            Cell("ring", 65536, make_records.PAPER, phase, MESH, "flash4") for phase in ("fwd", "fwd_bwd")
+        ]
+        records = [
+            make_records.make(asked[0], median_ms=fwd_ms),
+            make_records.make(asked[1], median_ms=both_ms, **both),
+        ]
+        (line,) = groups_of(tmp_path / name, records)[0].lines
+        return line.points[("bwd", 65536)]
+
+    likely, above = derived("likely", 20.0, 80.0), derived("above", 20.0, 40.0)
+    assert likely.passed
+    assert likely.notes == ()
+    assert (above.status, above.time_ms, above.rate) == ("impossible", None, None)
+    assert "above the peak of 989.4" in above.notes[0]
+    less = derived("less", 90.0, 80.0)
+    assert (less.status, less.time_ms) == ("impossible", None)
+    assert "less time than the forward alone" in less.notes[0]
+    assert derived("noise", 80.0, 80.0).status == "within noise"
+    fwd, both = replace(likely, time_ms=Span(20.0, 19.9, 20.1)), replace(likely, time_ms=Span(48, 47.8, 48.2))
+    near = backward(fwd, both)  # 982 TFLOP/s
+    assert (near.status, near.rate) == ("within noise", None), "its interval would reach above the peak"
+    assert derived("apart", 20.0, 80.0, run_id="run1").notes == (OTHER_RUNS,)
 
 
 def test_closed_means_one_kernel_and_open_takes_each_methods_best(tmp_path):

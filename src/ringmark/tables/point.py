@@ -7,18 +7,22 @@ their intervals. One wrong answer among the repeats makes the point wrong.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from ringmark.flops import attention_flops, tflops_per_gpu
+from ringmark.flops import attention_flops, peak_tflops, tflops_per_gpu
 from ringmark.tables.cellrow import CellRow
 
 NOT_RUN = "not run"
 WRONG = "wrong"
+IMPOSSIBLE = "impossible"
+NOISE = "within noise"
 CLEARLY_ABOVE_ONE = 1.01
 OUTRUN = "above 1: faster than the bound, which is the kernel alone in larger calls"
+OTHER_RUNS = "forward, and forward + backward, are from different runs"
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,11 @@ def _in_words(flag: str) -> str:
 
 
 def backward(forward: Point | None, both: Point | None) -> Point | None:
-    """The backward alone, derived: forward + backward less forward. It was never timed by itself."""
+    """The backward alone, derived: forward + backward less forward. It was never timed by itself.
+
+    What no backward can have taken (no time at all, or so little that its rate is above the device's peak)
+    is a word.
+    """
     if forward is None or both is None:
         return None
     if forward.time_ms is None or both.time_ms is None:
@@ -119,19 +127,43 @@ def backward(forward: Point | None, both: Point | None) -> Point | None:
         return Point(failed.status, failed.rows, notes=failed.notes)
     first, whole = forward.time_ms, both.time_ms
     time_ms = Span(whole.value - first.value, whole.low - first.high, whole.high - first.low)
+    notes = [] if _runs(forward) == _runs(both) else [OTHER_RUNS]
+    if time_ms.high <= 0:
+        reason = "forward + backward took less time than the forward alone"
+        return Point(IMPOSSIBLE, both.rows, notes=(f"{IMPOSSIBLE}: {reason}", *notes))
     if time_ms.low <= 0:
-        return Point(
-            "within noise", both.rows, notes=("the two intervals differ by less than they are wide",)
-        )
-    row = both.rows[0]
+        return Point(NOISE, both.rows, notes=("the two intervals differ by less than they are wide", *notes))
+    rate = _rate(both.rows[0], "bwd", time_ms)
+    peak = _peak(both.rows[0])
+    if rate.value > peak:
+        reason = f"the difference would be {rate.value:.0f} TFLOP/s per GPU, above the peak of {peak:g}"
+        return Point(IMPOSSIBLE, both.rows, notes=(f"{IMPOSSIBLE}: {reason}", *notes))
+    if rate.high > peak:
+        reason = f"the interval of the difference reaches above the device's peak of {peak:g} TFLOP/s"
+        return Point(NOISE, both.rows, notes=(reason, *notes))
+    return Point("passed", both.rows, time_ms=time_ms, rate=rate, notes=tuple(notes))
+
+
+def _runs(p: Point) -> set[str | None]:
+    return {row.run_id for row in p.rows if row.passed}
+
+
+def _peak(row: CellRow) -> float:
+    peak = peak_tflops(row.device or "", row.dtype)
+    return peak.tflops if peak else math.inf
+
+
+def _rate(row: CellRow, phase: str, time_ms: Span) -> Span:
+    """The rate of a time: its long end is the rate's low one."""
     work = attention_flops(
         batch=row.batch,
         seqlen_global=row.seqlen_global,
         num_heads_q=row.num_heads_q,
         head_dim=row.head_dim,
         causal=row.mask == "causal",
-        phase="bwd",
+        phase=phase,
     )
-    fast, slow = (tflops_per_gpu(work, end, row.world_size) for end in (time_ms.low, time_ms.high))
-    rate = Span(tflops_per_gpu(work, time_ms.value, row.world_size), slow, fast)
-    return Point("passed", both.rows, time_ms=time_ms, rate=rate)
+    value, high, low = (
+        tflops_per_gpu(work, end, row.world_size) for end in (time_ms.value, time_ms.low, time_ms.high)
+    )
+    return Span(value, low, high)
