@@ -20,7 +20,7 @@ from ringmark.published.ingest import ingest_bytes
 from ringmark.tables import blocks, campaign, collect, comparison, csvtable, group, latex, markdown, templates
 from ringmark.tables.headline import headline
 from ringmark.tables.numbers import decimals, fixed
-from ringmark.tables.point import OTHER_RUNS, OUTRUN, Point, Span, backward, point
+from ringmark.tables.point import APART, OTHER_RUNS, OUTRUN, Point, Span, backward, point
 from ringmark.tables.table import Entry, Table
 
 ROOT = Path(__file__).parent.parent
@@ -125,6 +125,19 @@ def test_repeats_fold_to_the_median_and_the_widest_interval_and_one_wrong_makes_
     (line,) = groups_of(tmp_path / "c", records)[0].lines
     assert line.points[("fwd", 512)].status == "wrong"
     assert line.points[("fwd", 512)].time_ms is None
+
+
+def test_the_rate_of_repeats_is_that_of_their_time_and_repeats_apart_have_a_note(tmp_path):
+    records = [make_records.make(cell("ring"), repeat=i, median_ms=t) for i, t in enumerate((10.0, 20.0))]
+    (line,) = groups_of(tmp_path / "a", records)[0].lines
+    p = line.points[("fwd", 512)]
+    work = attention_flops(batch=1, seqlen_global=512, num_heads_q=4, head_dim=64, causal=True, phase="fwd")
+    ends = [tflops_per_gpu(work, ms, 4) for ms in (p.time_ms.value, p.time_ms.high, p.time_ms.low)]
+    assert [p.rate.value, p.rate.low, p.rate.high] == pytest.approx(ends)
+    assert APART in p.notes
+    records[1] = make_records.make(cell("ring"), repeat=1, median_ms=10.0)
+    (line,) = groups_of(tmp_path / "b", records)[0].lines
+    assert APART not in line.points[("fwd", 512)].notes
 
 
 def test_backward_is_the_difference_and_its_rate_follows_the_formula(tmp_path):

@@ -171,6 +171,13 @@ def test_repeats_are_folded_to_their_median() -> None:
     assert [(row.status, row.time_ms) for row in folded] == [("passed", pytest.approx(1.1 * RUN.fwd_ms))]
 
 
+def test_the_rate_of_an_even_number_of_repeats_follows_from_their_time() -> None:
+    rows = [measured("burst", RUN, "fwd", factor) for factor in (1.0, 3.0)]
+    (folded,) = fold_repeats(rows)
+    assert folded.time_ms == pytest.approx(2 * RUN.fwd_ms)
+    assert folded.tflops_per_gpu == pytest.approx(rows[0].tflops_per_gpu / 2)
+
+
 def test_one_wrong_repeat_makes_the_cell_wrong_and_no_other_cell() -> None:
     asked = [
         measured("burst", RUN, "fwd", kernel=kernel, kernel_asked=kernel) for kernel in ("flash2", "flash4")

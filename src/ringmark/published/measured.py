@@ -128,14 +128,12 @@ def fold_repeats(rows: Sequence[Measured]) -> list[Measured]:
 
 
 def _folded(repeats: Sequence[Measured]) -> Measured:
-    """The median of the times and of the rates, and the highest memory."""
-
-    def known(name: str) -> list[float]:
-        return [value for row in repeats if (value := getattr(row, name)) is not None]
-
-    values: dict[str, float] = {
-        name: quantile(known(name), 0.5) for name in ("time_ms", "tflops_per_gpu") if known(name)
-    }
-    if known("mem_peak_mib"):
-        values["mem_peak_mib"] = max(known("mem_peak_mib"))
-    return Measured(**{**vars(repeats[0]), **values})
+    """The median of the times, the rate that follows from it, and the highest memory."""
+    first = repeats[0]
+    times = [row.time_ms for row in repeats if row.time_ms]
+    memory = [row.mem_peak_mib for row in repeats if row.mem_peak_mib is not None]
+    time_ms = quantile(times, 0.5) if times else None
+    rate = first.tflops_per_gpu
+    if rate is not None and first.time_ms and time_ms:
+        rate *= first.time_ms / time_ms  # the same work in another time
+    return replace(first, time_ms=time_ms, tflops_per_gpu=rate, mem_peak_mib=max(memory, default=None))

@@ -1,7 +1,8 @@
 """A point: one cell of a table, folded from all the repeats of one measurement. No repeat is left out.
 
 The value is the median of the repeats' medians; the interval runs from the lowest to the highest end of
-their intervals. One wrong answer among the repeats makes the point wrong.
+their intervals. The rate is made from these, not folded beside them: of an even number of repeats the median
+of rates is not the rate of the median. One wrong answer among the repeats makes the point wrong.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ IMPOSSIBLE = "impossible"
 NOISE = "within noise"
 CLEARLY_ABOVE_ONE = 1.01
 OUTRUN = "above 1: faster than the bound, which is the kernel alone in larger calls"
+APART = "the repeats differ by more than their intervals"
 OTHER_RUNS = "forward, and forward + backward, are from different runs"
 
 
@@ -65,12 +67,13 @@ def point(rows: Sequence[CellRow]) -> Point:
         status = WRONG if wrong else Counter(row.status for row in others).most_common(1)[0][0]
         reasons = sorted({row.reason or "" for row in others if row.status == status})
         return Point(status, tuple(rows), notes=tuple(f"{status}: {reason}" for reason in reasons))
+    time_ms = _fold(passed)
     fractions = [row.fraction_of_bound for row in passed if row.fraction_of_bound is not None]
     return Point(
         "passed",
         tuple(rows),
-        time_ms=_fold(passed, "median_ms", "ci_low_ms", "ci_high_ms"),
-        rate=_fold(passed, "tflops_per_gpu", "tflops_ci_low", "tflops_ci_high"),
+        time_ms=time_ms,
+        rate=_rate(passed[0], passed[0].phase, time_ms),
         fraction=median(fractions) if fractions else None,
         memory_above_inputs_mib=_highest(passed, "memory_above_inputs_mib"),
         memory_peak_mib=_highest(passed, "memory_peak_mib"),
@@ -78,12 +81,9 @@ def point(rows: Sequence[CellRow]) -> Point:
     )
 
 
-def _fold(rows: Sequence[CellRow], value: str, low: str, high: str) -> Span:
-    return Span(
-        median(getattr(row, value) for row in rows),
-        min(getattr(row, low) for row in rows),
-        max(getattr(row, high) for row in rows),
-    )
+def _fold(rows: Sequence[CellRow]) -> Span:
+    lows, highs = [row.ci_low_ms or 0.0 for row in rows], [row.ci_high_ms or 0.0 for row in rows]
+    return Span(median(row.median_ms or 0.0 for row in rows), min(lows), max(highs))
 
 
 def _highest(rows: Sequence[CellRow], name: str) -> float | None:
@@ -95,6 +95,8 @@ def _notes(passed: Sequence[CellRow], others: Sequence[CellRow]) -> list[str]:
     if others:
         words = ", ".join(sorted(f"{row.status} ({row.reason})" for row in others))
         notes.append(f"{len(passed)} of {len(passed) + len(others)} repeats passed; the rest: {words}")
+    if max(row.ci_low_ms or 0.0 for row in passed) > min(row.ci_high_ms or 0.0 for row in passed):
+        notes.append(APART)
     for row in passed:
         notes += [_in_words(flag) for flag in json.loads(row.flags)]
         if row.ci_level is not None and row.ci_level < 0.95:
