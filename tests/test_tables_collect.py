@@ -73,6 +73,20 @@ def test_the_bound_is_the_single_record_of_the_same_kernel_and_run(tmp_path):
     assert rows["usp"].bound_ms is None
 
 
+def test_a_bound_of_another_commit_is_none(tmp_path):
+    """Of another run it must at least be of the same program."""
+    records = []
+    for method, ms, commit in (("single", 4.0, "a" * 40), ("ring", 8.0, "a" * 40), ("burst", 8.0, "b" * 40)):
+        made = make_records.make(cell(method), median_ms=ms, run_id=method)
+        made.environment["source"] = {"version": "0.1.0", "git_commit": commit, "git_dirty": False}
+        records.append(made)
+    folder = make_records.write_campaign(tmp_path / "c", records)
+    rows = {row.method: row for row in collect.collect(campaign.find(str(folder))).rows}
+    assert rows["ring"].bound_from == "campaign"
+    assert (rows["burst"].bound_ms, rows["burst"].fraction_of_bound, rows["burst"].bound_from) == (None,) * 3
+    assert rows["burst"].program == "0.1.0 at commit bbbbbbbbbbbb"
+
+
 def test_the_bound_is_the_fastest_of_its_rows_each_the_median_of_its_repeats(tmp_path):
     def single(ms: float, repeat: int = 0, run_id: str = "r1", **options: int) -> record.Record:
         one = Cell("single", 512, make_records.SMALL, "fwd", MeshShape(1, 2), "auto", options)

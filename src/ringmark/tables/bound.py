@@ -1,7 +1,8 @@
 """The bound joined to each row: the same kernel, the same work per GPU, on one GPU with no communication.
 
 A row's bound is the fastest `single` row of the same length, shape, phase, mesh and kernel that really ran:
-of the same run where that run has one, else of the whole campaign (then the row says so).
+of the same run where that run has one, else of all runs of the same program (then the row says so). A time of
+another commit is of another program, and no bound.
 """
 
 from __future__ import annotations
@@ -19,19 +20,27 @@ def _problem(row: CellRow) -> tuple[object, ...]:
     return (row.seqlen_global, row.shape, row.phase, row.mesh, row.kernel_ran)
 
 
+def _in_run(row: CellRow) -> tuple[object, ...]:
+    return ("run", row.run_id, *_problem(row))
+
+
+def _in_program(row: CellRow) -> tuple[object, ...]:
+    return ("program", row.program, *_problem(row))
+
+
 def join_bounds(rows: Sequence[CellRow]) -> None:
     """Fill bound_ms, fraction_of_bound and bound_from of every passed row that has a bound."""
     # By where it was measured, then by row: the median of its repeats.
     alone: dict[tuple[object, ...], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if row.method == BOUND_METHOD and row.median_ms is not None:
-            for where in ((row.run_id, *_problem(row)), _problem(row)):
+            for where in (_in_run(row), _in_program(row)):
                 alone[where][row.row].append(row.median_ms)
     for row in rows:
         if row.median_ms is None:
             continue
-        here, anywhere = alone.get((row.run_id, *_problem(row))), alone.get(_problem(row))
-        if found := here or anywhere:
+        here, elsewhere = alone.get(_in_run(row)), alone.get(_in_program(row))
+        if found := here or elsewhere:
             row.bound_ms = min(map(median, found.values()))
             row.fraction_of_bound = row.bound_ms / row.median_ms
             row.bound_from = "run" if here else "campaign"

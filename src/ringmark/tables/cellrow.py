@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +57,7 @@ class CellRow:
     tflops_ci_high: float | None
     bound_ms: float | None
     fraction_of_bound: float | None
-    bound_from: str | None  # "run": a `single` record of the same run; "campaign": of another of its runs
+    bound_from: str | None  # "run": a `single` record of the same run; "campaign": of another, of one program
     pipelined_median_ms: float | None
     pipelined_ci_low_ms: float | None
     pipelined_ci_high_ms: float | None
@@ -84,6 +85,7 @@ class CellRow:
     flags: str  # JSON list
     profile: str | None  # JSON: the figures of the slowest rank
     environment_id: str
+    program: str | None  # ringmark's version and commit
     started_at: str | None
     path: str
 
@@ -116,6 +118,7 @@ def from_record(record: Record, environment_id: str) -> CellRow:
         status=record.status.value,
         flags=_flags(record),
         environment_id=environment_id,
+        program=program_of(record.environment.get("source") or {}),
         path=record.path.as_posix(),
     )
     if ran:
@@ -135,6 +138,16 @@ def from_record(record: Record, environment_id: str) -> CellRow:
     if record.profile:
         figures["profile"] = _slowest_rank(record.profile)
     return CellRow(**figures)
+
+
+def program_of(source: Mapping[str, Any]) -> str | None:
+    """What measured, in words; an environment that does not say it has none."""
+    if not source:
+        return None
+    commit = source.get("git_commit")
+    named = f" at commit {commit[:12]}" if isinstance(commit, str) else ""
+    changed = " with local changes" if source.get("git_dirty") is True else ""
+    return f"{source.get('version')}{named}{changed}"
 
 
 def _json(value: object) -> str:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ringmark.tables.cellrow import CellRow
+from ringmark.tables.cellrow import CellRow, program_of
 from ringmark.tables.collect import Collected
 from ringmark.tables.numbers import plain
 
@@ -55,9 +55,9 @@ def _of_environment(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]
     libraries = sorted({f"{k} {v}" for node in nodes for k, v in (node.get("libraries") or {}).items()})
     if libraries:
         yield "libraries", ", ".join(libraries)
-    source = environment.get("source") or {}
-    if source:
-        yield "ringmark", _source(source)
+    program = program_of(environment.get("source") or {})
+    if program:
+        yield "ringmark", program
     digest = environment.get("image_digest")
     if isinstance(digest, str):
         yield "image", digest
@@ -73,12 +73,6 @@ def _node_name(node: Mapping[str, Any]) -> str:
     if node.get("cpu"):
         parts.append(f"{node['cpu']}, {node.get('num_cpus', '?')} CPUs")
     return "(" + ", ".join(parts or ["unnamed hardware"]) + ")"
-
-
-def _source(source: Mapping[str, Any]) -> str:
-    commit = source.get("git_commit")
-    named = f" at commit {commit[:12]}" if isinstance(commit, str) else ""
-    return f"{source.get('version')}{named}{' with local changes' if source.get('git_dirty') is True else ''}"
 
 
 def protocol(rows: Sequence[CellRow]) -> Facts:
