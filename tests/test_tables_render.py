@@ -95,17 +95,21 @@ def test_rendering_again_changes_nothing_and_check_names_what_is_stale(made, tmp
     assert target.read_text() == "edited by hand\n"
 
 
-def test_bold_only_where_the_best_is_clear_of_every_other(tmp_path):
-    def best(first: Span, second: Span, bound: Span) -> int | None:
+def test_bold_only_where_the_best_is_clear_of_every_other_and_ahead_by_the_spread_of_launches():
+    def best(first: Span, second: Span, bound: Span, more: bool = True) -> int | None:
         spans = [first, second, bound]
         lines = [group.Line(n, n, n, "ringmark", {}) for n in ("burst", "ring", "single")]
         points = [type("P", (), {"span": span})() for span in spans]
-        return comparison.best_line(lines, points, lambda p: p.span, True)
+        return comparison.best_line(lines, points, lambda p: p.span, more)
 
     bound = Span(900, 890, 910)
     assert best(Span(100, 99, 101), Span(90, 89, 91), bound) == 0
     assert best(Span(100, 95, 105), Span(97, 94, 99), bound) is None
     assert best(Span(90, 89, 91), Span(100, 99, 101), bound) == 1
+    close, closer = Span(102, 101.9, 102.1), Span(100.9, 100.8, 101)
+    for more in (True, False):
+        assert best(Span(100, 99.9, 100.1), close, bound, more) == (1 if more else 0)
+        assert best(Span(100, 99.9, 100.1), closer, bound, more) is None, "another launch may turn it round"
 
 
 def test_repeats_fold_to_the_median_and_the_widest_interval_and_one_wrong_makes_wrong(tmp_path):

@@ -39,7 +39,7 @@ function makeCompare(data) {
     byId("group-kind").textContent = group.kind;
     const toggle = (label) => { if (!state.hidden.delete(label)) state.hidden.add(label); draw(); };
     drawPlot(byId("plot"), `${PHASES[state.phase]}: ${figure.title}`, lines.map((line) => plotLine(line, state.phase, figure)), state.hidden, toggle);
-    drawTable(lines, state.phase, figure);
+    drawTable(lines, state.phase, figure, data.clearly_better);
     drawShares(byId("shares"), lines, state.phase, data.parts);
   }
 
@@ -74,10 +74,10 @@ function tipOf(line, point) {
   return [...said, ...point.notes].join("\n");
 }
 
-function drawTable(lines, phase, figure) {
+function drawTable(lines, phase, figure, margin) {
   const lengths = [...new Set(lines.flatMap((line) => line.points.filter((point) => point.phase === phase).map((point) => point.seqlen)))].sort((a, b) => a - b);
   const notes = [];
-  const best = lengths.map((seqlen) => clearBest(lines, phase, seqlen, figure));
+  const best = lengths.map((seqlen) => clearBest(lines, phase, seqlen, figure, margin));
   const rows = lines.map((line) => el("tr", { class: line.bound ? "bound" : "" },
     el("td", { title: line.row }, line.label),
     lengths.map((seqlen, i) => tableCell(line, line.points.find((point) => point.phase === phase && point.seqlen === seqlen), figure, best[i], notes))));
@@ -98,8 +98,9 @@ function tableCell(line, point, figure, best, notes) {
   return el("td", {}, el("span", { class: line === best ? "best" : "" }, digits(span[0])), raised, wide);
 }
 
-// Bold as in the tables: only where the best one's interval is clear of every other's; the bound does not compete.
-function clearBest(lines, phase, seqlen, figure) {
+// Bold as in the tables: only where the best one's interval is clear of every other's and its median ahead by the
+// margin; the bound does not compete.
+function clearBest(lines, phase, seqlen, figure, margin) {
   const spans = [];
   for (const line of lines) {
     const point = line.points.find((each) => each.phase === phase && each.seqlen === seqlen);
@@ -107,6 +108,9 @@ function clearBest(lines, phase, seqlen, figure) {
   }
   if (spans.length < 2) return null;
   spans.sort((a, b) => (figure.more ? b[1][1] - a[1][1] : a[1][2] - b[1][2]));
-  const [first, ...others] = spans;
-  return others.every(([, span]) => (figure.more ? span[2] < first[1][1] : span[1] > first[1][2])) ? first[0] : null;
+  const [[winner, [value, low, high]], ...others] = spans;
+  const behind = ([, span]) => figure.more
+    ? span[2] < low && span[0] * margin < value
+    : span[1] > high && span[0] > value * margin;
+  return others.every(behind) ? winner : null;
 }

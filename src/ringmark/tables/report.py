@@ -14,7 +14,7 @@ from typing import Any
 
 from ringmark.published.audit import audit
 from ringmark.published.claim import read_csv
-from ringmark.tables import facts, verdicts
+from ringmark.tables import comparison, facts, verdicts
 from ringmark.tables.cellrow import COLUMNS, CellRow
 from ringmark.tables.collect import Collected
 from ringmark.tables.group import Group, Line, groups
@@ -67,6 +67,7 @@ def _data(collected: Collected) -> dict[str, Any]:
         "title": config.get("title") or campaign.name,
         "summary": facts.summary(collected),
         "parts": PARTS,
+        "clearly_better": comparison.CLEARLY_BETTER,
         "groups": [_group(group) for group in groups(collected.rows)],
         "records": _columns(collected.rows),
         "environments": collected.environments,
