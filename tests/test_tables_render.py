@@ -245,7 +245,24 @@ def test_a_wrong_answer_does_not_vanish_behind_another_kernel(tmp_path):
     assert points["burst"].notes[:2] == ("kernel flash4", "kernel flash2: oom")
     ratios = comparison.speedups(opened, "fwd_bwd", ["ring"])
     assert [row[1].text for row in ratios.rows] == ["no base", "wrong", "wrong"]
-    assert headline("made", [opened]).sentence.endswith("; Ring has no time there: wrong.")
+    assert headline("made", [opened]).sentence.endswith(
+        "; ringmark's own Ring with flash4 has no time there: wrong."
+    )
+
+
+def test_the_headline_and_the_ratios_name_the_kernels_of_both_sides(tmp_path):
+    peer = make_records.make(cell("te_p2p", phase="fwd_bwd", kernel="cudnn"), median_ms=20.0)
+    records = [
+        replace(peer, ran=replace(peer.ran, implementation="transformer-engine", label="TE p2p")),
+        make_records.make(cell("ulysses", phase="fwd_bwd", kernel="flash4"), median_ms=10.0),
+    ]
+    opened = groups_of(tmp_path, records)[-1]
+    told = headline("made", [opened]).sentence
+    assert "ringmark's own ulysses with flash4 takes" in told
+    assert "times as fast as TE p2p with cudnn (" in told
+    ratios = comparison.speedups(opened, "fwd_bwd", ["te_p2p"])
+    marked = [[ratios.notes[mark - 1] for mark in row[1].marks] for row in ratios.rows]
+    assert marked == [["kernel flash4"], ["kernel cudnn"]]
 
 
 def test_flags_and_small_samples_become_notes(tmp_path):

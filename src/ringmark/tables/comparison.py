@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ringmark.tables.group import PHASE_TITLES, Group, Line
 from ringmark.tables.numbers import decimals, fixed
-from ringmark.tables.point import NOT_RUN, Point, Span
+from ringmark.tables.point import NOT_RUN, OF_THE_BOUND, Point, Span
 from ringmark.tables.table import Entry, Notes, Table, word
 
 Figure = Callable[[Point], "Span | None"]
@@ -199,15 +199,20 @@ def speedups(group: Group, phase: str, bases: Sequence[str]) -> Table | None:
     )
 
 
+def _ratio_marks(p: Point, notes: Notes) -> tuple[int, ...]:
+    return notes.marks([note for note in p.notes if note not in OF_THE_BOUND])
+
+
 def _ratio(line: Line, p: Point | None, base: Point | None, is_base: bool, notes: Notes) -> Entry:
     if p is None:
         return word(NOT_RUN)
     if p.time_ms is None:
         return Entry(p.status, marks=notes.marks(p.notes))
     if is_base:
-        return Entry(f"{fixed(p.time_ms.value, decimals([p.time_ms.value]))} ms")
+        text = f"{fixed(p.time_ms.value, decimals([p.time_ms.value]))} ms"
+        return Entry(text, marks=_ratio_marks(p, notes))
     if base is None or base.time_ms is None:
         return word("no base")
     ratio = base.time_ms.over(p.time_ms)
     interval = f"[{fixed(ratio.low, 3)}, {fixed(ratio.high, 3)}]"
-    return Entry(fixed(ratio.value, 3), interval, is_number=True)
+    return Entry(fixed(ratio.value, 3), interval, is_number=True, marks=_ratio_marks(p, notes))

@@ -56,7 +56,7 @@ def _told(seqlen: int, point: Point, line: Line, base: Line | None) -> str:
     if point.time_ms is None or point.rate is None:
         return "No method passed here."
     text = (
-        f"At {seqlen} tokens {line.label} takes {plain(point.time_ms.value)} ms forward + backward: "
+        f"At {seqlen} tokens {_named(line, point)} takes {plain(point.time_ms.value)} ms forward + backward: "
         f"{plain(point.rate.value)} TFLOP/s per GPU"
     )
     if point.fraction is not None:
@@ -70,6 +70,13 @@ def _told(seqlen: int, point: Point, line: Line, base: Line | None) -> str:
 
 def _against(time_ms: float, held: Point, base: Line) -> str:
     if held.time_ms is None:
-        return f"; {base.label} has no time there: {held.status}"
+        return f"; {_named(base, held)} has no time there: {held.status}"
     ratio = held.time_ms.value / time_ms
-    return f", {fixed(ratio, 2)} times as fast as {base.label} ({plain(held.time_ms.value)} ms)"
+    return f", {fixed(ratio, 2)} times as fast as {_named(base, held)} ({plain(held.time_ms.value)} ms)"
+
+
+def _named(line: Line, point: Point) -> str:
+    """Whose method it is and what it ran with: two sides of an open comparison may run two kernels."""
+    whose = "ringmark's own " if line.implementation == "ringmark" else ""
+    kernel = next((row.kernel_ran for row in point.rows if row.kernel_ran), None)
+    return f"{whose}{line.label} with {kernel}" if kernel else f"{whose}{line.label}"

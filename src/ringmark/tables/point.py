@@ -23,6 +23,8 @@ IMPOSSIBLE = "impossible"
 NOISE = "within noise"
 CLEARLY_ABOVE_ONE = 1.01
 OUTRUN = "above 1: faster than the bound, which is the kernel alone in larger calls"
+OTHER_BOUND = "the bound is from another run of this campaign"
+OF_THE_BOUND = (OUTRUN, OTHER_BOUND)  # what only a fraction needs
 APART = "the repeats differ by more than their intervals"
 OTHER_RUNS = "forward, and forward + backward, are from different runs"
 
@@ -104,7 +106,7 @@ def _notes(passed: Sequence[CellRow], others: Sequence[CellRow]) -> list[str]:
         if row.stopped_by == "time_limit":
             notes.append("stopped by the time limit before the interval was as narrow as asked")
         if row.bound_from == "campaign":
-            notes.append("the bound is from another run of this campaign")
+            notes.append(OTHER_BOUND)
         if row.fraction_of_bound is not None and row.fraction_of_bound > CLEARLY_ABOVE_ONE:
             notes.append(OUTRUN)
     return list(dict.fromkeys(notes))
