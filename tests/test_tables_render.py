@@ -265,6 +265,25 @@ def test_the_headline_and_the_ratios_name_the_kernels_of_both_sides(tmp_path):
     assert marked == [["kernel flash4"], ["kernel cudnn"]]
 
 
+def test_a_peer_with_another_version_of_the_kernel_has_a_note(tmp_path):
+    """Compared by number: our patch is no other version, and the head of the table names it."""
+
+    def made(method: str, version: str, who: str = "ringmark") -> record.Record:
+        found = make_records.make(cell(method, kernel="flash2"))
+        return replace(found, ran=replace(found.ran, kernel_version=version, implementation=who))
+
+    records = [
+        made("single", "flash-attn 2.8.3"),
+        made("burst", "flash-attn 2.8.3 + opt_bwd"),
+        made("te_p2p", "flash-attn 2.8.3", "transformer-engine"),
+        made("yunchang_usp", "flash-attn 2.5.0", "yunchang"),
+    ]
+    (found,) = groups_of(tmp_path, records)
+    notes = {line.method: line.points[("fwd", 512)].notes for line in found.lines}
+    assert notes.pop("yunchang_usp") == ("its flash2 is flash-attn 2.5.0, that of ringmark's rows 2.8.3",)
+    assert set(notes.values()) == {()}
+
+
 def test_flags_and_small_samples_become_notes(tmp_path):
     found = make_records.make(cell("ring"), iterations=4)
     rows = collect.collect(campaign.find(str(make_records.write_campaign(tmp_path / "a", [found])))).rows

@@ -7,7 +7,7 @@ best kernel and settings, and says which.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ringmark.tables.bound import BOUND_METHOD
@@ -107,7 +107,44 @@ def _lines(rows: Iterable[CellRow]) -> tuple[Line, ...]:
         members = [row for repeats in places.values() for row in repeats]
         points = _with_backward({place: point(repeats) for place, repeats in places.items()})
         lines.append(Line(name, members[0].method, _label(members), _implementation(members), points))
-    return tuple(sorted(lines, key=_line_order))
+    return _with_versions(tuple(sorted(lines, key=_line_order)))
+
+
+def _with_versions(lines: tuple[Line, ...]) -> tuple[Line, ...]:
+    """Peers' points with a note where their kernel is of another version than that of ringmark's rows.
+
+    Versions are compared by number: what stands around it (a patch, the library it came through) is told in
+    the group's head.
+    """
+    ours: dict[str | None, set[str]] = defaultdict(set)
+    for row in (r for line in lines if line.implementation == "ringmark" for r in _passed(line)):
+        ours[row.kernel_ran].add(_number(row))
+    return tuple(
+        line
+        if line.implementation == "ringmark"
+        else replace(line, points={place: _with_version(p, ours) for place, p in line.points.items()})
+        for line in lines
+    )
+
+
+def _passed(line: Line) -> list[CellRow]:
+    return [row for p in line.points.values() for row in p.rows if row.passed]
+
+
+def _with_version(p: Point, ours: Mapping[str | None, set[str]]) -> Point:
+    found = {_number(row): row for row in p.rows if row.passed}
+    notes = [
+        f"its {row.kernel_ran} is {row.kernel_version}, that of ringmark's rows {' or '.join(sorted(known))}"
+        for number, row in found.items()
+        if (known := ours.get(row.kernel_ran)) and number not in known
+    ]
+    return replace(p, notes=(*p.notes, *notes)) if notes else p
+
+
+def _number(row: CellRow) -> str:
+    """'2.8.3' of 'flash-attn 2.8.3 + opt_bwd': the first word that starts with a digit."""
+    text = row.kernel_version or ""
+    return next((word for word in text.split() if word[0].isdigit()), text)
 
 
 def _line_order(line: Line) -> tuple[object, ...]:
