@@ -20,6 +20,7 @@ from ringmark.published.ingest import ingest_bytes
 from ringmark.tables import blocks, campaign, collect, comparison, csvtable, group, latex, markdown, templates
 from ringmark.tables.headline import headline
 from ringmark.tables.numbers import decimals, fixed
+from ringmark.tables.page import kind
 from ringmark.tables.point import APART, OTHER_RUNS, OUTRUN, Point, Span, backward, point
 from ringmark.tables.table import Entry, Table
 
@@ -142,6 +143,23 @@ def test_the_rate_of_repeats_is_that_of_their_time_and_repeats_apart_have_a_note
     records[1] = make_records.make(cell("ring"), repeat=1, median_ms=10.0)
     (line,) = groups_of(tmp_path / "b", records)[0].lines
     assert APART not in line.points[("fwd", 512)].notes
+
+
+def test_tables_say_how_many_repeats_a_cell_has(tmp_path):
+    """One sentence where all have as many; else a note where there is more than one."""
+    once = [make_records.make(cell(method)) for method in ("burst", "ring")]
+    again = [make_records.make(cell(method), repeat=1) for method in ("burst", "ring")]
+    (all_once,) = groups_of(tmp_path / "a", once)
+    (all_twice,) = groups_of(tmp_path / "b", once + again)
+    (some,) = groups_of(tmp_path / "c", [*once, again[0]])
+    assert kind(all_once).endswith(" Every cell was tried once.")
+    assert kind(all_twice).endswith(" Every cell was tried 2 times.")
+    assert kind(some).endswith(" A cell without a note of its repeats was tried once.")
+    for found in (all_once, all_twice):
+        assert not any("repeats" in note for note in comparison.rates(found, "fwd").notes)
+    for table in (comparison.rates(some, "fwd"), comparison.times(some, "fwd")):
+        marked = {row[0].text: [table.notes[m - 1] for m in row[1].marks] for row in table.rows}
+        assert marked == {"BurstAttention": ["2 repeats"], "Ring": []}
 
 
 def test_backward_is_the_difference_and_its_rate_follows_the_formula(tmp_path):

@@ -51,7 +51,8 @@ def _spans(
     for seqlen in _seqlens(group, phase):
         points = [line.points.get((phase, seqlen)) for line in lines]
         best = best_line(lines, points, figure, more_is_better)
-        columns.append(_column(lines, points, figure, best, notes, with_fraction))
+        told = [_notes(group, phase, p) if p else () for p in points]
+        columns.append(_column(lines, points, figure, best, notes, told, with_fraction))
     rows = [(word(line.label), *(column[i] for column in columns)) for i, line in enumerate(lines)]
     return Table(
         name=f"{group.slug}-{phase.replace('_', '-')}-{kind}",
@@ -109,16 +110,18 @@ def _column(
     figure: Figure,
     best: int | None,
     notes: Notes,
+    told: Sequence[Sequence[str]],
     with_fraction: bool,
 ) -> list[Entry]:
     spans = [figure(p) if p is not None else None for p in points]
     places = decimals([span.value for span in spans if span is not None])
     entries = []
     for i, (line, p, span) in enumerate(zip(lines, points, spans)):
+        marks = notes.marks(told[i])
         if p is None:
             entries.append(word(NOT_RUN))
         elif span is None:
-            entries.append(Entry(p.status, marks=notes.marks(p.notes)))
+            entries.append(Entry(p.status, marks=marks))
         else:
             entries.append(
                 Entry(
@@ -127,10 +130,19 @@ def _column(
                     _fraction(line, p) if with_fraction else "",
                     is_number=True,
                     best=i == best,
-                    marks=notes.marks(p.notes),
+                    marks=marks,
                 )
             )
     return entries
+
+
+def _notes(group: Group, phase: str, p: Point) -> tuple[str, ...]:
+    """A point's notes, and how many repeats it has where a group's cells differ in that.
+
+    A derived backward has no launches of its own.
+    """
+    counted = len(group.repeats) > 1 and len(p.rows) > 1 and phase != "bwd"
+    return (*p.notes, f"{len(p.rows)} repeats") if counted else p.notes
 
 
 def _fraction(line: Line, p: Point) -> str:

@@ -71,6 +71,12 @@ class Group:
         devices = {row.device for row in self.passed_rows}
         return not self.open and len(self.kernels_ran) == 1 and len(devices) == 1
 
+    @property
+    def repeats(self) -> list[int]:
+        """How often cells were tried: one number where all as often."""
+        measured = (p for line in self.lines for (phase, _), p in line.points.items() if phase != "bwd")
+        return sorted({len(p.rows) for p in measured})
+
     def phases(self) -> list[str]:
         there = {phase for line in self.lines for phase, _ in line.points}
         return [phase for phase in PHASE_TITLES if phase in there]

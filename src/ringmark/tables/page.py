@@ -109,7 +109,22 @@ def group_title(group: Group) -> str:
 
 
 def kind(group: Group) -> str:
-    """Whether the rows may be held against each other, and why."""
+    """Whether the rows may be held against each other and why, and how often their cells were tried."""
+    return f"{_kind(group)} {_repeats(group)}"
+
+
+def _repeats(group: Group) -> str:
+    counts = group.repeats
+    if counts == [1]:
+        return "Every cell was tried once."
+    if len(counts) == 1:
+        return f"Every cell was tried {counts[0]} times."
+    if counts[0] == 1:
+        return "A cell without a note of its repeats was tried once."
+    return "Cells were tried as often as their notes say."
+
+
+def _kind(group: Group) -> str:
     ran = ", ".join(f"{kernel} ({'; '.join(found)})" for kernel, found in group.kernels_ran.items()) or "none"
     if group.open:
         return f"Open: each method with its fastest kernel and settings, named in the notes. What ran: {ran}."
