@@ -6,6 +6,7 @@ import csv
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -53,6 +54,17 @@ def test_one_row_per_record_with_its_coordinates_and_figures(made):
         else:
             assert row["median_ms"] == row["tflops_per_gpu"] == ""
             assert row["reason"] == found.failure.reason
+
+
+def test_bytes_that_nobody_counted_are_unknown(tmp_path):
+    """A peer sends by itself; its record says 0, which no table may repeat."""
+    peer = make_records.make(cell("te_p2p"))
+    ran = replace(peer.ran, implementation="transformer-engine", bytes_sent_intra=0, bytes_sent_inter=0)
+    records = [make_records.make(cell("ring")), replace(peer, ran=ran)]
+    folder = make_records.write_campaign(tmp_path / "c", records)
+    assert main(["collect", str(folder)]) == 0
+    rows = {row["method"]: (row["bytes_sent_intra"], row["bytes_sent_inter"]) for row in rows_of(folder)}
+    assert rows == {"ring": (str(1 << 20), str(1 << 18)), "te_p2p": ("", "")}
 
 
 def test_the_bound_is_the_single_record_of_the_same_kernel_and_run(tmp_path):

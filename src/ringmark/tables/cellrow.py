@@ -177,14 +177,15 @@ def _coordinates(cell: Cell) -> dict[str, Any]:
 
 
 def _what_ran(ran: Ran) -> dict[str, Any]:
+    counted = ran.implementation == "ringmark"  # a peer's own communication is not: its record holds zeros
     return {
         "implementation": ran.implementation,
         "kernel_ran": ran.kernel,
         "kernel_version": ran.kernel_version,
         "run_id": ran.run_id,
         "order": ran.order,
-        "bytes_sent_intra": ran.bytes_sent_intra,
-        "bytes_sent_inter": ran.bytes_sent_inter,
+        "bytes_sent_intra": ran.bytes_sent_intra if counted else None,
+        "bytes_sent_inter": ran.bytes_sent_inter if counted else None,
         "layout": ran.layout,
         "device": ran.device,
         "backend": ran.backend,
