@@ -121,6 +121,7 @@ def test_the_automatic_number_of_groups_at_the_sizes_of_the_tables() -> None:
     assert [heads.automatic(size, 5, 1) for size in sizes] == [5, 5, 5, 5]
     assert [heads.automatic(size, 40, 2) for size in sizes] == [4, 8, 10, 20]
     assert [heads.automatic(size, 40, 1, abreast=4) for size in sizes] == [8, 10, 20, 40]
+    assert [heads.automatic(size, 40, 1, abreast=3) for size in sizes] == [8, 10, 20, 40], "on 4 ranks"
     assert heads.automatic(1 << 20, 40, 2) == 1
     assert [heads.automatic(64 << 20, 40, 1, tracks) for tracks in (0, 1, 2)] == [2, 1, 2]
     assert [heads.automatic(32 << 20, 40, 1, tracks) for tracks in (0, 1, 2)] == [1, 1, 2]

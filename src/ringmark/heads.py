@@ -15,8 +15,8 @@ import torch
 # Two pieces of this size are under way at a time, one on each track. Larger ones take more memory and
 # leave more to wait for at the end; smaller ones are kernels too short for a GPU.
 PIECE_BYTES = 64 << 20
-# Where several blocks are met in one call of a kernel, the pieces of all of them together.
-CALL_BYTES = 96 << 20
+# Where several blocks are met in one call of a kernel it is large enough with smaller pieces of each.
+PIECE_BYTES_ABREAST = 32 << 20
 # A second track pays where kernels take longer than the host needs to launch what goes with them.
 PIECE_BYTES_FOR_TWO_TRACKS = 32 << 20
 # Between nodes a window must not wait for a whole block: this many pieces, if they are not too small.
@@ -56,7 +56,7 @@ def plan_for(
 
 def automatic(block_bytes: int, num_heads_kv: int, nodes: int, tracks: int = 0, abreast: int = 1) -> int:
     """How many groups a block is cut into: the fewest that keep a piece within its size."""
-    wanted = -(-block_bytes // min(PIECE_BYTES, CALL_BYTES // abreast))
+    wanted = -(-block_bytes // (PIECE_BYTES_ABREAST if abreast > 1 else PIECE_BYTES))
     two = tracks == 2 or (not tracks and block_bytes * abreast >= 2 * PIECE_BYTES_FOR_TWO_TRACKS)
     if nodes > 1:
         wanted = max(wanted, min(PIECES_BETWEEN_NODES, block_bytes // PIECE_BYTES_BETWEEN_NODES))
