@@ -8,7 +8,7 @@ from itertools import count, product
 from pathlib import Path
 from typing import Any
 
-from ringmark import record, stats
+from ringmark import record, stats, tolerance
 from ringmark.cell import PHASES, Cell, MeshShape, Shape
 from ringmark.flops import cell_flops, tflops_per_gpu
 
@@ -108,11 +108,22 @@ def make(
         )
     failure = record.Failure(reason=reason, rank=1, stage="timing")
     if status is record.Status.WRONG:
-        tensors = ["out"] if cell.phase == "fwd" else ["out", "dq", "dk", "dv"]
-        bad = {name: record.TensorError(0.3, 1e-6, 2e-6, 64, 4096, 1) for name in tensors}
-        return record.Record(**common, ran=ran, check=record.Check(bad, "float64", 3.0), failure=failure)
+        return record.Record(**common, ran=ran, check=_checked(cell, 300.0), failure=failure)
     started = status not in (record.Status.UNAVAILABLE, record.Status.UNSUPPORTED)
     return record.Record(**common, ran=ran if started else None, failure=failure)
+
+
+OWN_ERROR = {"fp64": 1e-15, "fp32": 9e-7, "bf16": 2.5e-3, "fp16": 3e-4}
+
+
+def _checked(cell: Cell, times_the_kernel: float) -> record.Check:
+    """A check of an answer that is so many times as wrong as the kernel alone."""
+    tensors = ["out"] if cell.phase == "fwd" else ["out", "dq", "dk", "dv"]
+    dtype, own = cell.shape.dtype, OWN_ERROR[cell.shape.dtype]
+    rows = cell.seqlen_global
+    allowed = tolerance.allowed(own, dtype, rows * cell.shape.head_dim * cell.shape.batch)
+    error = record.TensorError(own * times_the_kernel, own, allowed, 64, rows, 0)
+    return record.Check(dict.fromkeys(tensors, error), "float64", 3.0)
 
 
 def _measured(cell: Cell, rng: random.Random, iterations: int, median_ms: float | None) -> dict[str, Any]:
@@ -120,7 +131,6 @@ def _measured(cell: Cell, rng: random.Random, iterations: int, median_ms: float 
     rate = (600.0 if cell.shape.dtype == "bf16" else 0.02) * SPEED.get(cell.method, 0.7)
     typical_ms = median_ms or flops / cell.world_size / (rate * 1e12) * 1e3 + 0.2
     headline = series(rng, typical_ms, cell.world_size, iterations)
-    tensors = ["out"] if cell.phase == "fwd" else ["out", "dq", "dk", "dv"]
     peak = rng.uniform(800, 900) * math.sqrt(cell.seqlen_global / 4096)
     return {
         "timing": record.Timing(
@@ -129,9 +139,7 @@ def _measured(cell: Cell, rng: random.Random, iterations: int, median_ms: float 
             series={"isolated": headline},
             tflops_per_gpu=tflops_per_gpu(flops, headline.summary.median, cell.world_size),
         ),
-        "check": record.Check(
-            {name: record.TensorError(1e-6, 9e-7, 2e-6, 64, 4096, 0) for name in tensors}, "float64", 3.0
-        ),
+        "check": _checked(cell, 1.1),
         "memory": record.Memory(
             peak, peak + 120, 120.0, None, [peak + 120] * cell.world_size, "resident_set"
         ),

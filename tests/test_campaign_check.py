@@ -110,7 +110,10 @@ LIES: dict[str, tuple[Change, str]] = {
     "memory of the best rank": (_set("memory", "per_rank_peak_mib", 0, to=1e5), "its ranks' highest is"),
     "memory of some ranks": (_set("memory", "per_rank_peak_mib", to=[920.0]), "1 ranks of 2"),
     "a gradient that was not checked": (lambda d: d["check"]["errors"].pop("dk"), "the phase needs"),
-    "nothing checked": (_set("check", "errors", "dv", "rows_checked", to=0), "0 of 4096 rows"),
+    "nothing checked": (_set("check", "errors", "dv", "rows_checked", to=0), "0 of 512 rows"),
+    "more allowed": (_set("check", "errors", "dk", "allowed", to=lambda x: x * 2), "dk: allowed is"),
+    "a worse kernel": (_set("check", "errors", "dk", "kernel_relative_error", to=1e-5), "error gives 2e-05"),
+    "less than no error": (_set("check", "errors", "dk", "relative_error", to=-1e-7), "is not negative"),
     "another world": (_set("ran", "world_size", to=8), "8 ranks ran"),
     "oom beside a time": (_oom_beside_a_time, "cannot have a timing"),
     "the time of a wrong answer": (_time_of_a_wrong_answer, "above what is allowed"),
@@ -182,6 +185,19 @@ def test_a_rate_above_the_hardware_is_a_problem(campaign: Path) -> None:
     problems = [str(problem) for problem in campaign_check.check(campaign).problems]
     assert len(problems) == 1
     assert "above the device's peak of 989.4" in problems[0]
+
+
+@pytest.mark.parametrize("own", [1.0, 1.4, 0.02, 1e-2 + 1e-9])
+def test_a_broken_kernel_is_no_measure(own: float, campaign: Path) -> None:
+    """Twice the error of a kernel whose gradients are zero would allow anything."""
+    where = "records/ring/b1-hq40-hkv40-d128-bf16-causal/1x2/auto/S131072_fwd.r0.json"
+
+    def consistent(data: dict[str, Any]) -> None:
+        data["check"]["errors"]["out"] |= {"kernel_relative_error": own, "allowed": 2 * own}
+
+    _change(campaign, where, consistent)
+    (problem,) = campaign_check.check(campaign).problems
+    assert "the kernel alone is off by" in str(problem)
 
 
 def test_a_copy_of_a_record_is_a_duplicate(campaign: Path) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 
-from ringmark import flops, stats
-from ringmark.record import Record, Series
+from ringmark import flops, stats, tolerance
+from ringmark.campaign_together import BOUND
+from ringmark.cell import Cell
+from ringmark.record import Record, Series, Status, TensorError
 
 _SAME = 1e-9  # a number made again from the same samples by the same formula
 
@@ -68,7 +70,7 @@ def peak(one: Record) -> Iterator[str]:
 
 
 def answer(one: Record) -> Iterator[str]:
-    """Every result was checked, and against something."""
+    """Every result was checked, and against something: a sane kernel's own error says what is allowed."""
     if one.check is None:
         return
     wanted = {"out"} if one.cell.phase == "fwd" else {"out", "dq", "dk", "dv"}
@@ -79,6 +81,31 @@ def answer(one: Record) -> Iterator[str]:
             yield f"{name}: {error.rows_checked} of {error.rows_total} rows checked"
         if not 0 <= error.worst_rank < one.cell.world_size:
             yield f"{name}: worst rank {error.worst_rank} is not in a world of {one.cell.world_size}"
+        yield from _graded(one, name, error)
+
+
+def _graded(one: Record, name: str, error: TensorError) -> Iterator[str]:
+    shape, own = one.cell.shape, error.kernel_relative_error
+    rows = _rows(one.cell)[0 if name in ("out", "dq") else 1] * one.cell.world_size
+    elements = max(1, rows * shape.head_dim * shape.batch)
+    again = tolerance.allowed(own, shape.dtype, elements)
+    yield from _differs(f"{name}: allowed", error.allowed, again, "the kernel's own error gives", nothing=0)
+    if not error.relative_error >= 0:
+        yield f"{name}: relative_error is {error.relative_error}: an error is not negative"
+    if one.status is Status.PASSED and not tolerance.kernel_is_sane(own, shape.dtype, elements):
+        most = tolerance.own_max(shape.dtype, elements)
+        yield (
+            f"{name}: the kernel alone is off by {own:.2e}, rounding explains {most:.2e} at most: "
+            "a broken kernel is no measure"
+        )
+
+
+def _rows(cell: Cell) -> tuple[int, int]:
+    """How many rows of q and how many keys a rank has; on N ranks the bound has a problem on each."""
+    seqlen = cell.seqlen_global // cell.world_size
+    if cell.method != BOUND or cell.world_size == 1:
+        return seqlen, seqlen
+    return seqlen, max(1, cell.seqlen_global // 2) if cell.shape.causal else cell.seqlen_global
 
 
 def memory(one: Record) -> Iterator[str]:
@@ -105,9 +132,11 @@ def names(one: Record) -> Iterator[str]:
         yield f"kernel {one.ran.kernel} ran, {asked} was asked for"
 
 
-def _differs(name: str, written: float, again: float) -> Iterator[str]:
-    if not math.isclose(written, again, rel_tol=_SAME, abs_tol=1e-12):
-        yield f"{name} is {written:.9g}, the samples give {again:.9g}"
+def _differs(
+    name: str, written: float, again: float, source: str = "the samples give", nothing: float = 1e-12
+) -> Iterator[str]:
+    if not math.isclose(written, again, rel_tol=_SAME, abs_tol=nothing):
+        yield f"{name} is {written:.9g}, {source} {again:.9g}"
 
 
 ALONE: tuple[Callable[[Record], Iterable[str]], ...] = (timing, peak, answer, memory, names)

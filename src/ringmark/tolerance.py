@@ -1,8 +1,60 @@
-"""What an answer may be wrong by: formulas that the measurement and the check of a campaign share."""
+"""How an answer is graded: how wrong a tensor may be, and which kernel is fit to be the measure of it.
+
+Pure numbers, no torch: the check uses them where a cell is measured, `ringmark check` again where its record
+is read.
+"""
 
 from __future__ import annotations
 
 import math
+
+KERNEL_FACTOR = 2.0
+
+# What a correct answer of a dtype may differ by where the kernel's own error is smaller still.
+#   fp64, fp32  64 units of roundoff: the float32 lse of a long sequence (about 12) alone is wrong by up to
+#               12 units, and enters every weight; partial results are merged once per hop
+#   bf16, fp16  1 unit, the largest error of one rounding: a rounding's root mean square is 0.42 units, so
+#               this leaves room for five of them (partial results, their sum) on a kernel that rounds once
+ALLOWED_MIN = {"fp64": 64 * 2.0**-53, "fp32": 64 * 2.0**-24, "bf16": 2.0**-8, "fp16": 2.0**-11}
+
+# A head of fewer numbers in all is too small for norms in 16 bits: one ill-conditioned row makes them.
+ELEMENTS_ENOUGH = 4096
+
+# A kernel that is itself further off than this is broken, and no measure for a method: without a limit,
+# gradients of zero (an error of 1) or a mask that is ignored would allow a method as much twice.
+#   fp64, fp32  256 units of roundoff: four times the floor above. Kernels are at 6 to 10 units on short
+#               sequences and lse adds 12 on long ones; products in TF32 are 8192 units off
+#   bf16        four times what kernels show (2.3e-3 to 3.2e-3, whatever the length)
+#   fp16        the same with 3 more bits
+OWN_MAX = {"fp64": 256 * 2.0**-53, "fp32": 256 * 2.0**-24, "bf16": 1e-2, "fp16": 1e-2 * 2.0**-3}
+
+# Below 6e-5 fp16 has no more than 2^-24 of resolution left, and the weights of n keys are about 1/n: rounding
+# them costs dv 1.1e-8 n. A head has at least 64 numbers per key, so this much per number covers it.
+FP16_LOST = 2.0**-24 / 256
+
+
+def allowed(own: float, dtype: str, elements: int) -> float:
+    """What a tensor may be wrong by: twice the kernel's own error, whatever the method does on the way.
+
+    With few `elements` in a head of all ranks more is allowed, as the root of how far they fall short.
+    """
+    return _few(dtype, elements) * max(KERNEL_FACTOR * own, ALLOWED_MIN[dtype])
+
+
+def kernel_is_sane(own: float, dtype: str, elements: int) -> bool:
+    """Whether a kernel with this error of its own may be the measure of a method; nan may not."""
+    return 0 <= own <= own_max(dtype, elements)
+
+
+def own_max(dtype: str, elements: int) -> float:
+    """The largest error of a kernel alone that is rounding and no bug."""
+    lost = FP16_LOST * elements if dtype == "fp16" else 0.0
+    return _few(dtype, elements) * (OWN_MAX[dtype] + lost)
+
+
+def _few(dtype: str, elements: int) -> float:
+    return math.sqrt(max(1.0, ELEMENTS_ENOUGH / elements)) if dtype in ("bf16", "fp16") else 1.0
+
 
 # A gap is normal with the answer's own error for its deviation, which is at most what is allowed of a tensor:
 # this many deviations, for the largest of some dozen heads.

@@ -19,28 +19,9 @@ from ringmark.bench.problem import Problem
 from ringmark.comm.mesh import Mesh
 from ringmark.kernels.base import Kernel
 from ringmark.methods.base import row_dot
+from ringmark.tolerance import allowed as allowed  # what the check asks of this module
 
 ROWS_MAX = 4096
-KERNEL_FACTOR = 2.0
-
-# What a correct answer of a dtype may differ by where the kernel's own error is smaller still.
-#   fp64, fp32  64 units of roundoff: the float32 lse of a long sequence (about 12) alone is wrong by up to
-#               12 units, and enters every weight; partial results are merged once per hop
-#   bf16, fp16  1 unit, the largest error of one rounding: a rounding's root mean square is 0.42 units, so
-#               this leaves room for five of them (partial results, their sum) on a kernel that rounds once
-ALLOWED_MIN = {"fp64": 64 * 2.0**-53, "fp32": 64 * 2.0**-24, "bf16": 2.0**-8, "fp16": 2.0**-11}
-
-# A head of fewer numbers in all is too small for norms in 16 bits: one ill-conditioned row makes them.
-ELEMENTS_ENOUGH = 4096
-
-
-def allowed(own: float, dtype: str, elements: int) -> float:
-    """What a tensor may be wrong by: twice the kernel's own error, whatever the method does on the way.
-
-    With few `elements` in a head of all ranks more is allowed, as the root of how far they fall short.
-    """
-    few = math.sqrt(max(1.0, ELEMENTS_ENOUGH / elements)) if dtype in ("bf16", "fp16") else 1.0
-    return few * max(KERNEL_FACTOR * own, ALLOWED_MIN[dtype])
 
 
 def on_whole(

@@ -1,0 +1,43 @@
+"""What an answer may be wrong by, and which kernel may be the measure of it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ringmark import tolerance
+
+MANY = 1 << 20  # numbers in a head
+
+
+@pytest.mark.parametrize(
+    ("dtype", "own"), [("bf16", 3.2e-3), ("fp16", 4e-4), ("fp32", 1e-6), ("fp64", 4e-15)]
+)
+def test_what_rounding_explains_is_sane(dtype: str, own: float) -> None:
+    assert tolerance.kernel_is_sane(own, dtype, MANY)
+    assert tolerance.kernel_is_sane(0.0, dtype, MANY)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32", "fp64"])
+@pytest.mark.parametrize("own", [1.0, math.sqrt(2), 0.05, math.nan, math.inf, -1.0])
+def test_zero_gradients_swapped_ones_or_an_ignored_mask_are_not(dtype: str, own: float) -> None:
+    assert not tolerance.kernel_is_sane(own, dtype, MANY)
+
+
+def test_a_kernel_of_fewer_bits_is_no_measure_for_more() -> None:
+    assert not tolerance.kernel_is_sane(2.4e-3, "fp16", MANY)  # bf16's error
+    assert not tolerance.kernel_is_sane(4.9e-4, "fp32", MANY)  # TF32's
+
+
+def test_a_small_head_of_16_bits_has_more_room() -> None:
+    assert tolerance.kernel_is_sane(1.9e-2, "bf16", 1024)
+    assert not tolerance.kernel_is_sane(2.1e-2, "bf16", 1024)
+    assert tolerance.own_max("fp32", 64) == tolerance.own_max("fp32", MANY)
+
+
+def test_fp16_loses_bits_of_the_small_weights_of_a_long_sequence() -> None:
+    """What rounding weights of 1/n to fp16 costs dv, by experiment: 1.4e-3 and 5.6e-3 at these lengths."""
+    for keys, own in ((131072, 1.4e-3), (524288, 5.6e-3)):
+        assert tolerance.kernel_is_sane(own, "fp16", 128 * keys)
+        assert not tolerance.kernel_is_sane(own, "fp16", 1 << 16)
