@@ -118,12 +118,24 @@ OWN_ERROR = {"fp64": 1e-15, "fp32": 9e-7, "bf16": 2.5e-3, "fp16": 3e-4}
 
 def _checked(cell: Cell, times_the_kernel: float) -> record.Check:
     """A check of an answer that is so many times as wrong as the kernel alone."""
-    tensors = ["out"] if cell.phase == "fwd" else ["out", "dq", "dk", "dv"]
-    dtype, own = cell.shape.dtype, OWN_ERROR[cell.shape.dtype]
-    rows = cell.seqlen_global
-    allowed = tolerance.allowed(own, dtype, rows * cell.shape.head_dim * cell.shape.batch)
-    error = record.TensorError(own * times_the_kernel, own, allowed, 64, rows, 0)
-    return record.Check(dict.fromkeys(tensors, error), "float64", 3.0)
+    seqlen, world_size = cell.seqlen_global, cell.world_size
+    private = cell.method == "single" and world_size > 1
+    rows = {"out": seqlen, "dq": seqlen, "dk": seqlen, "dv": seqlen}
+    if private:
+        rows["dk"] = rows["dv"] = world_size * seqlen // 2
+    looked_at = world_size * tolerance.rows_checked(seqlen // world_size, world_size)
+    errors = {}
+    for name in ["out"] if cell.phase == "fwd" else rows:
+        dtype, own = cell.shape.dtype, OWN_ERROR[cell.shape.dtype]
+        errors[name] = record.TensorError(
+            own * times_the_kernel,
+            own,
+            tolerance.allowed(own, dtype, rows[name] * cell.shape.head_dim * cell.shape.batch),
+            looked_at if name in ("out", "dq") else rows[name],
+            rows[name],
+            0,
+        )
+    return record.Check(errors, "float64", 3.0)
 
 
 def _measured(cell: Cell, rng: random.Random, iterations: int, median_ms: float | None) -> dict[str, Any]:

@@ -111,6 +111,9 @@ LIES: dict[str, tuple[Change, str]] = {
     "memory of some ranks": (_set("memory", "per_rank_peak_mib", to=[920.0]), "1 ranks of 2"),
     "a gradient that was not checked": (lambda d: d["check"]["errors"].pop("dk"), "the phase needs"),
     "nothing checked": (_set("check", "errors", "dv", "rows_checked", to=0), "0 of 512 rows"),
+    "one row checked": (_set("check", "errors", "out", "rows_checked", to=1), "1 of 512 rows"),
+    "some keys checked": (_set("check", "errors", "dk", "rows_checked", to=64), "64 of 512 rows"),
+    "a shorter sequence": (_set("check", "errors", "dq", "rows_total", to=256), "512 of 256 rows"),
     "more allowed": (_set("check", "errors", "dk", "allowed", to=lambda x: x * 2), "dk: allowed is"),
     "a worse kernel": (_set("check", "errors", "dk", "kernel_relative_error", to=1e-5), "error gives 2e-05"),
     "less than no error": (_set("check", "errors", "dk", "relative_error", to=-1e-7), "is not negative"),
@@ -185,6 +188,13 @@ def test_a_rate_above_the_hardware_is_a_problem(campaign: Path) -> None:
     problems = [str(problem) for problem in campaign_check.check(campaign).problems]
     assert len(problems) == 1
     assert "above the device's peak of 989.4" in problems[0]
+
+
+def test_fewer_sampled_rows_than_the_check_takes_are_named(campaign: Path) -> None:
+    where = "records/single/b1-hq40-hkv40-d128-bf16-causal/1x2/auto/S131072_fwd.r0.json"
+    _change(campaign, where, _set("check", "errors", "out", "rows_checked", to=lambda rows: rows - 1))
+    (problem,) = campaign_check.check(campaign).problems
+    assert "63 of 131072 rows checked, the check takes 64" in str(problem)
 
 
 @pytest.mark.parametrize("own", [1.0, 1.4, 0.02, 1e-2 + 1e-9])

@@ -5,9 +5,15 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
-from ringmark import tolerance
+from ringmark import campaign_alone, kernels, methods, tolerance
+from ringmark.bench import check, problem
+from ringmark.cell import Cell, MeshShape, Shape
+from ringmark.comm.mesh import Mesh
+from ringmark.record import Asked
 
+CPU = torch.device("cpu")
 MANY = 1 << 20  # numbers in a head
 
 
@@ -41,3 +47,33 @@ def test_fp16_loses_bits_of_the_small_weights_of_a_long_sequence() -> None:
     for keys, own in ((131072, 1.4e-3), (524288, 5.6e-3)):
         assert tolerance.kernel_is_sane(own, "fp16", 128 * keys)
         assert not tolerance.kernel_is_sane(own, "fp16", 1 << 16)
+
+
+@pytest.mark.parametrize("seqlen", [9, 40, 512, 514, 2048])
+def test_as_many_rows_are_looked_at_as_the_rule_says(seqlen: int) -> None:
+    mesh, kernel, method = Mesh(1, 1, 0, CPU), kernels.load("reference"), methods.load("single")()
+    cell = Cell("single", seqlen, Shape(1, 2, 2, 16, "fp32"), mesh=MeshShape(1, 1), kernel="reference")
+    method.setup(mesh, kernel, causal=True)
+    found = check.check(cell, method, kernel, problem.make(cell, method, mesh, 0, CPU), mesh, Asked())
+    wanted = tolerance.rows_checked(seqlen, 1)
+    assert {name: error.rows_checked for name, error in found.errors.items()} == {
+        "out": wanted, "dq": wanted, "dk": seqlen, "dv": seqlen,
+    }  # fmt: skip
+
+
+def test_a_long_or_shared_sequence_is_sampled() -> None:
+    assert tolerance.rows_checked(16384, 4) == 32
+    assert tolerance.rows_checked(129, 4) == 32
+    assert tolerance.rows_checked(128, 4) == 128
+    assert tolerance.rows_checked(20, 64) == 20
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("method", ["ring", "single"])
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_a_rank_has_the_rows_and_keys_that_the_check_of_a_campaign_expects(
+    world_size: int, method: str, mask: str
+) -> None:
+    cell = Cell(method, 64, Shape(2, 4, 2, 16, "bf16", mask), mesh=MeshShape(1, world_size))  # type: ignore[arg-type]
+    made = problem.make(cell, methods.load(method)(), Mesh(1, world_size, 0, CPU), 0, CPU)
+    assert campaign_alone.rows(cell) == (made.q.shape[1], made.k.shape[1])

@@ -77,17 +77,21 @@ def answer(one: Record) -> Iterator[str]:
     if set(one.check.errors) != wanted:
         yield f"the check has {sorted(one.check.errors)}, the phase needs {sorted(wanted)}"
     for name, error in one.check.errors.items():
-        if not 0 < error.rows_checked <= error.rows_total:
-            yield f"{name}: {error.rows_checked} of {error.rows_total} rows checked"
         if not 0 <= error.worst_rank < one.cell.world_size:
             yield f"{name}: worst rank {error.worst_rank} is not in a world of {one.cell.world_size}"
         yield from _graded(one, name, error)
 
 
 def _graded(one: Record, name: str, error: TensorError) -> Iterator[str]:
-    shape, own = one.cell.shape, error.kernel_relative_error
-    rows = _rows(one.cell)[0 if name in ("out", "dq") else 1] * one.cell.world_size
-    elements = max(1, rows * shape.head_dim * shape.batch)
+    shape, world_size, own = one.cell.shape, one.cell.world_size, error.kernel_relative_error
+    queries, keys = rows(one.cell)
+    by_rows = name in ("out", "dq")
+    total = world_size * (queries if by_rows else keys)
+    looked_at = world_size * tolerance.rows_checked(queries, world_size) if by_rows else total
+    if (error.rows_checked, error.rows_total) != (looked_at, total):
+        told = f"{error.rows_checked} of {error.rows_total} rows checked"
+        yield f"{name}: {told}, the check takes {looked_at} of {total}"
+    elements = max(1, total * shape.head_dim * shape.batch)
     again = tolerance.allowed(own, shape.dtype, elements)
     yield from _differs(f"{name}: allowed", error.allowed, again, "the kernel's own error gives", nothing=0)
     if not error.relative_error >= 0:
@@ -100,7 +104,7 @@ def _graded(one: Record, name: str, error: TensorError) -> Iterator[str]:
         )
 
 
-def _rows(cell: Cell) -> tuple[int, int]:
+def rows(cell: Cell) -> tuple[int, int]:
     """How many rows of q and how many keys a rank has; on N ranks the bound has a problem on each."""
     seqlen = cell.seqlen_global // cell.world_size
     if cell.method != BOUND or cell.world_size == 1:

@@ -1,4 +1,4 @@
-"""How an answer is graded: how wrong a tensor may be, and which kernel is fit to be the measure of it.
+"""How an answer is graded: on how many rows, how wrong it may be, by the measure of which kernel.
 
 Pure numbers, no torch: the check uses them where a cell is measured, `ringmark check` again where its record
 is read.
@@ -7,6 +7,9 @@ is read.
 from __future__ import annotations
 
 import math
+
+ROWS_PER_PART = 16  # query rows that are looked at in each half-block of every rank
+EVERY_ROW_UP_TO = 512  # query rows of the whole sequence: up to here all of them are
 
 KERNEL_FACTOR = 2.0
 
@@ -31,6 +34,14 @@ OWN_MAX = {"fp64": 256 * 2.0**-53, "fp32": 256 * 2.0**-24, "bf16": 1e-2, "fp16":
 # Below 6e-5 fp16 has no more than 2^-24 of resolution left, and the weights of n keys are about 1/n: rounding
 # them costs dv 1.1e-8 n. A head has at least 64 numbers per key, so this much per number covers it.
 FP16_LOST = 2.0**-24 / 256
+
+
+def rows_checked(seqlen_local: int, world_size: int) -> int:
+    """How many of a rank's query rows are looked at. (Keys: all of them.)"""
+    halves = (seqlen_local // 2, seqlen_local - seqlen_local // 2)
+    if seqlen_local * world_size <= EVERY_ROW_UP_TO:
+        return seqlen_local
+    return sum(min(half, ROWS_PER_PART) for half in halves)
 
 
 def allowed(own: float, dtype: str, elements: int) -> float:
