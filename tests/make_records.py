@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmark import record, stats, tolerance
+from ringmark.campaign_alone import inputs_and_results_mib
 from ringmark.cell import PHASES, Cell, MeshShape, Shape
 from ringmark.flops import cell_flops, tflops_per_gpu
 
@@ -152,10 +153,18 @@ def _measured(cell: Cell, rng: random.Random, iterations: int, median_ms: float 
             tflops_per_gpu=tflops_per_gpu(flops, headline.summary.median, cell.world_size),
         ),
         "check": _checked(cell, 1.1),
-        "memory": record.Memory(
-            peak, peak + 120, 120.0, None, [peak + 120] * cell.world_size, "resident_set"
-        ),
+        "memory": _memory(cell, peak),
     }
+
+
+def _memory(cell: Cell, above_mib: float) -> record.Memory:
+    """So much above the inputs; a CPU's resident set has the process beside them."""
+    on_cuda = cell.shape.dtype == "bf16"
+    inputs, _ = inputs_and_results_mib(cell)
+    peak = above_mib + inputs + (0 if on_cuda else 200)
+    above = peak - inputs if on_cuda else above_mib
+    source: Any = "cuda_allocator" if on_cuda else "resident_set"
+    return record.Memory(above, peak, inputs, None, [peak] * cell.world_size, source)
 
 
 _ORDER = count()  # no two records are one step of one run

@@ -18,6 +18,7 @@ from ringmark.schema import dump
 MESH = MeshShape(1, 2)
 SHAPE = Shape(1, 4, 4, 64, "fp32", "causal")
 PAPER = Shape(1, 40, 40, 128, "bf16", "causal")
+LONG_RING = "records/ring/b1-hq40-hkv40-d128-bf16-causal/1x2/auto/S131072_fwd.r0.json"
 RING_BOTH = "records/ring/b1-hq4-hkv4-d64-fp32-causal/1x2/auto/S512_fwd_bwd.r0.json"
 Change = Callable[[dict[str, Any]], None]
 
@@ -109,6 +110,11 @@ LIES: dict[str, tuple[Change, str]] = {
     "a first call before its start": (_set("timing", "first_call_ms", to=-1.0), "not negative"),
     "memory of the best rank": (_set("memory", "per_rank_peak_mib", 0, to=1e5), "its ranks' highest is"),
     "memory of some ranks": (_set("memory", "per_rank_peak_mib", to=[920.0]), "1 ranks of 2"),
+    "the resident set above itself": (
+        _set("memory", "peak_above_inputs_mib", to=lambda x: x + 201),
+        "peak_above_inputs_mib is",
+    ),
+    "other inputs": (_set("memory", "inputs_mib", to=lambda x: x + 1), "the cell's tensors are 1"),
     "a gradient that was not checked": (lambda d: d["check"]["errors"].pop("dk"), "the phase needs"),
     "nothing checked": (_set("check", "errors", "dv", "rows_checked", to=0), "0 of 512 rows"),
     "one row checked": (_set("check", "errors", "out", "rows_checked", to=1), "1 of 512 rows"),
@@ -183,11 +189,32 @@ def test_a_lie_is_named_with_its_place(lie: str, campaign: Path, capsys: pytest.
 
 
 def test_a_rate_above_the_hardware_is_a_problem(campaign: Path) -> None:
-    where = "records/ring/b1-hq40-hkv40-d128-bf16-causal/1x2/auto/S131072_fwd.r0.json"
-    _change(campaign, where, lambda data: _scaled_times(data, 0.3))
+    _change(campaign, LONG_RING, lambda data: _scaled_times(data, 0.3))
     problems = [str(problem) for problem in campaign_check.check(campaign).problems]
     assert len(problems) == 1
     assert "above the device's peak of 989.4" in problems[0]
+
+
+@pytest.mark.parametrize("above", [1.0, 0.999, 1.001])
+def test_what_a_gpu_needs_beside_its_inputs_follows_from_the_peak(above: float, campaign: Path) -> None:
+    changed = _set("memory", "peak_above_inputs_mib", to=lambda x: 1.0 if above == 1.0 else above * x)
+    _change(campaign, LONG_RING, changed)
+    (problem,) = campaign_check.check(campaign).problems
+    assert "the peak without the inputs is" in str(problem)
+
+
+def test_a_gpu_holds_at_least_inputs_and_results(campaign: Path) -> None:
+    def consistent(data: dict[str, Any]) -> None:
+        inputs = data["memory"]["inputs_mib"]
+        data["memory"] |= {
+            "peak_above_inputs_mib": 1.0,
+            "peak_mib": inputs + 1.0,
+            "per_rank_peak_mib": [inputs + 1.0] * 2,
+        }
+
+    _change(campaign, LONG_RING, consistent)
+    (problem,) = campaign_check.check(campaign).problems
+    assert "its inputs and results alone are" in str(problem)
 
 
 def test_fewer_sampled_rows_than_the_check_takes_are_named(campaign: Path) -> None:
@@ -200,12 +227,11 @@ def test_fewer_sampled_rows_than_the_check_takes_are_named(campaign: Path) -> No
 @pytest.mark.parametrize("own", [1.0, 1.4, 0.02, 1e-2 + 1e-9])
 def test_a_broken_kernel_is_no_measure(own: float, campaign: Path) -> None:
     """Twice the error of a kernel whose gradients are zero would allow anything."""
-    where = "records/ring/b1-hq40-hkv40-d128-bf16-causal/1x2/auto/S131072_fwd.r0.json"
 
     def consistent(data: dict[str, Any]) -> None:
         data["check"]["errors"]["out"] |= {"kernel_relative_error": own, "allowed": 2 * own}
 
-    _change(campaign, where, consistent)
+    _change(campaign, LONG_RING, consistent)
     (problem,) = campaign_check.check(campaign).problems
     assert "the kernel alone is off by" in str(problem)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -68,12 +69,14 @@ def test_a_long_or_shared_sequence_is_sampled() -> None:
     assert tolerance.rows_checked(20, 64) == 20
 
 
+@pytest.mark.parametrize("phase", ["fwd", "fwd_bwd"])
 @pytest.mark.parametrize("mask", ["causal", "full"])
 @pytest.mark.parametrize("method", ["ring", "single"])
 @pytest.mark.parametrize("world_size", [1, 4])
 def test_a_rank_has_the_rows_and_keys_that_the_check_of_a_campaign_expects(
-    world_size: int, method: str, mask: str
+    world_size: int, method: str, mask: str, phase: Any
 ) -> None:
-    cell = Cell(method, 64, Shape(2, 4, 2, 16, "bf16", mask), mesh=MeshShape(1, world_size))  # type: ignore[arg-type]
+    cell = Cell(method, 64, Shape(2, 4, 2, 16, "bf16", mask), phase, MeshShape(1, world_size))  # type: ignore[arg-type]
     made = problem.make(cell, methods.load(method)(), Mesh(1, world_size, 0, CPU), 0, CPU)
     assert campaign_alone.rows(cell) == (made.q.shape[1], made.k.shape[1])
+    assert campaign_alone.inputs_and_results_mib(cell)[0] == made.inputs_mib

@@ -14,6 +14,7 @@ from ringmark.cell import Cell
 from ringmark.record import Record, Series, Status, TensorError
 
 _SAME = 1e-9  # a number made again from the same samples by the same formula
+_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
 
 def timing(one: Record) -> Iterator[str]:
@@ -113,16 +114,35 @@ def rows(cell: Cell) -> tuple[int, int]:
 
 
 def memory(one: Record) -> Iterator[str]:
-    """The peak is the highest rank's."""
+    """The peak is the highest rank's, the inputs are the cell's, and what is above them follows.
+
+    On CUDA exactly: what was there before the iteration are the inputs. On a CPU the process was there too,
+    so only the most that can be above them is known.
+    """
     if one.memory is None:
         return
-    ranks = one.memory.per_rank_peak_mib
+    found, ranks = one.memory, one.memory.per_rank_peak_mib
+    inputs, results = inputs_and_results_mib(one.cell)
+    yield from _differs("inputs_mib", found.inputs_mib, inputs, "the cell's tensors are")
     if len(ranks) != one.cell.world_size:
         yield f"memory has {len(ranks)} ranks of {one.cell.world_size}"
-    elif one.memory.peak_mib != max(ranks):
-        yield f"peak_mib is {one.memory.peak_mib}, its ranks' highest is {max(ranks)}"
-    if one.memory.peak_above_inputs_mib > one.memory.peak_mib:
-        yield "memory above the inputs is more than memory in all"
+    elif found.peak_mib != max(ranks):
+        yield f"peak_mib is {found.peak_mib}, its ranks' highest is {max(ranks)}"
+    above, most = found.peak_above_inputs_mib, found.peak_mib - found.inputs_mib
+    if found.source == "cuda_allocator":
+        yield from _differs("peak_above_inputs_mib", above, most, "the peak without the inputs is")
+        if min(ranks, default=0.0) < inputs + results:
+            yield f"a rank's peak is {min(ranks)} MiB: its inputs and results alone are {inputs + results}"
+    elif not 0 <= above <= (most if found.peak_mib else 0.0):  # no peak: a system without /proc
+        yield f"peak_above_inputs_mib is {above}: of a peak of {found.peak_mib}, {most} are not inputs"
+
+
+def inputs_and_results_mib(cell: Cell) -> tuple[float, float]:
+    """What a rank is given (q, k, v and dout) and what it gives (out, dq, dk, dv)."""
+    shape, (queries, keys) = cell.shape, rows(cell)
+    number = shape.batch * shape.head_dim * _BYTES[shape.dtype] / 2**20
+    q, k = queries * shape.num_heads_q * number, keys * shape.num_heads_kv * number
+    return (2 * q + 2 * k, 2 * q + 2 * k) if cell.phase == "fwd_bwd" else (q + 2 * k, q)
 
 
 def names(one: Record) -> Iterator[str]:
