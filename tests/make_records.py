@@ -19,15 +19,29 @@ LABELS = {"single": "One GPU alone", "ring": "Ring", "burst": "BurstAttention", 
 SPEED = {"single": 1.0, "burst": 0.97, "usp": 0.9, "double_ring": 0.88, "zigzag": 0.8, "ring": 0.55}
 
 
-def environment(device: str = "cpu") -> dict[str, Any]:
-    """What a record says of the machine."""
+def environment(mesh: MeshShape, device: str = "Example CPU") -> dict[str, Any]:
+    """What a record says of the machine: every rank with its GPU, or without one."""
+    on_gpu = device.startswith("NVIDIA")
+    none = {"value": None, "reason": "the device is a CPU"}
+
+    def gpu(rank: int) -> dict[str, Any]:
+        return {"name": device, "uuid": f"uuid-{rank}", "power_limit_w": 700.0} if on_gpu else none
+
+    state = {"gpu": {"throttle_reasons": []} if on_gpu else none, "load_1min": 0.5}
+    ranks = [{"rank": rank, "gpu": gpu(rank)} for rank in range(mesh.world_size)]
+    firsts = range(0, mesh.world_size, mesh.gpus)
+    node = {"cpu": "Example CPU", "driver": none}
+    nodes = [{**node, "hostname": f"n{first}", "ranks": ranks[first : first + mesh.gpus]} for first in firsts]
     return {
-        "schema": "ringmark.environment/1",
-        "nodes": [{"node": 0, "cpu": "Example CPU", "gpus": [], "driver": None}],
-        "versions": {"python": "3.11.7", "torch": "2.13.0", "ringmark": "0.1.0"},
-        "git": {"commit": "0123456789abcdef", "dirty": False},
-        "device": device,
+        "nodes": nodes,
+        "source": {"version": "0.1.0", "git_commit": "0123456789" * 4, "git_dirty": False},
+        "before": {"ranks": [state] * mesh.world_size},
+        "after": {"ranks": [state] * mesh.world_size},
     }
+
+
+def device_of(cell: Cell) -> str:
+    return "NVIDIA H200" if cell.shape.dtype == "bf16" else "Example CPU"
 
 
 def samples(rng: random.Random, typical_ms: float, ranks: int, iterations: int) -> list[list[float]]:
@@ -58,7 +72,7 @@ def _ran(
         layout="zigzag",
         opt_bwd=True if cell.method == "burst" else None,
         deterministic=False,
-        device="NVIDIA H200" if cell.shape.dtype == "bf16" else "Example CPU",
+        device=device_of(cell),
         backend="nccl" if cell.shape.dtype == "bf16" else "gloo",
         transport="send_recv",
         world_size=cell.world_size,
@@ -95,7 +109,7 @@ def make(
         "asked": record.Asked(repeat=repeat, seed=7, profile=profile),
         "status": status,
         "campaign": campaign,
-        "environment": environment(),
+        "environment": environment(cell.mesh, device_of(cell)),
     }
     title = label or LABELS.get(cell.method, cell.method)
     order = next(_ORDER) if order is None else order

@@ -92,6 +92,26 @@ def _nan_passes(data: dict[str, Any]) -> None:
     data["check"]["errors"]["dq"]["nonfinite"] = 3
 
 
+def _unflagged(data: dict[str, Any]) -> None:
+    """Work that escaped the clock by 5%, in numbers that are consistent but for the flag."""
+    series = _headline(data)
+    series["wall_ms"] = [[value * 1.05 for value in row] for row in series["samples_ms"]]
+    series["clock_disagreement"] = stats.clock_disagreement(series["samples_ms"], series["wall_ms"])[0]
+
+
+def _hot(*flags: str) -> Change:
+    """A GPU that was held down while it was measured, and what the series says of it."""
+
+    def change(data: dict[str, Any]) -> None:
+        reasons = {"throttle_reasons": ["gpu_idle", "hw_thermal_slowdown"]}
+        data["environment"]["after"]["ranks"][1]["gpu"] = reasons
+        data["environment"]["preflight_flags"] = ["preflight_slow"]
+        _headline(data)["flags"] = list(flags)
+
+    return change
+
+
+HOT = "throttled:hw_thermal_slowdown:rank1"
 LIES: dict[str, tuple[Change, str]] = {
     "a median moved": (_of_headline("summary", "median", to=lambda x: x * 0.99), "median is"),
     "an interval narrowed": (_of_headline("summary", "ci_high", to=lambda x: x * 0.999), "ci_high is"),
@@ -101,6 +121,14 @@ LIES: dict[str, tuple[Change, str]] = {
     "a sample changed": (_of_headline("samples_ms", 1, 3, to=lambda x: x * 3), "the samples give"),
     "a rate rounded up": (_set("timing", "tflops_per_gpu", to=lambda x: x * 1.01), "tflops_per_gpu is"),
     "disagreeing clocks hidden": (_of_headline("clock_disagreement", to=0.0), "clock_disagreement is"),
+    "disagreeing clocks not flagged": (_unflagged, "the flag clocks_disagree is due"),
+    "clocks flagged that agree": (
+        _of_headline("flags", to=["clocks_disagree"]),
+        "nothing in the record gives",
+    ),
+    "a hot GPU not flagged": (_hot("preflight_slow"), f"the flag {HOT} is due"),
+    "a slow machine not flagged": (_hot(HOT), "the flag preflight_slow is due"),
+    "a GPU that was not hot": (_of_headline("flags", to=[HOT]), f"gives the flag {HOT}"),
     "too few iterations": (_set("asked", "min_iterations", to=40), "asked were 40 to 100"),
     "a target that was not reached": (
         _set("asked", "ci_target", to=1e-6),
@@ -193,6 +221,11 @@ def test_a_rate_above_the_hardware_is_a_problem(campaign: Path) -> None:
     problems = [str(problem) for problem in campaign_check.check(campaign).problems]
     assert len(problems) == 1
     assert "above the device's peak of 989.4" in problems[0]
+
+
+def test_what_a_reader_must_know_of_the_machine_stands_as_flags(campaign: Path) -> None:
+    _change(campaign, RING_BOTH, _hot("preflight_slow", HOT))
+    assert campaign_check.check(campaign).problems == []
 
 
 @pytest.mark.parametrize("above", [1.0, 0.999, 1.001])

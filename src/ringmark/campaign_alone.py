@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 
-from ringmark import flops, stats, tolerance
+from ringmark import flags, flops, stats, tolerance
 from ringmark.campaign_together import BOUND
 from ringmark.cell import Cell
 from ringmark.record import Record, Series, Status, TensorError
@@ -46,9 +46,9 @@ def _series(one: Record, series: Series) -> Iterator[str]:
     again = stats.summarize(stats.slowest_per_iteration(rows))
     for name in ("median", "ci_low", "ci_high", "ci_level", "p5", "p95"):
         yield from _differs(name, getattr(series.summary, name), getattr(again, name))
-    yield from _differs(
-        "clock_disagreement", series.clock_disagreement, stats.clock_disagreement(rows, walls)[0]
-    )
+    apart = stats.clock_disagreement(rows, walls)
+    yield from _differs("clock_disagreement", series.clock_disagreement, apart[0])
+    yield from _flagged(series, [*flags.of_clocks(*apart), *_machine(one)])
     n, within = again.n, stats.known_within(again, asked.ci_target)
     if n > asked.max_iterations or (n < asked.min_iterations and series.stopped_by != "time_limit"):
         yield f"{n} iterations, asked were {asked.min_iterations} to {asked.max_iterations}"
@@ -56,6 +56,19 @@ def _series(one: Record, series: Series) -> Iterator[str]:
         yield "it says that the interval reached its target, and it did not"
     if series.stopped_by == "max_iterations" and n != asked.max_iterations:
         yield f"it says that it reached the most iterations, and it has {n} of {asked.max_iterations}"
+
+
+def _machine(one: Record) -> list[str]:
+    preflight = one.environment.get("preflight_flags")
+    slow = map(str, preflight) if isinstance(preflight, list) else ()
+    return [*slow, *flags.throttled(one.environment)]
+
+
+def _flagged(series: Series, due: list[str]) -> Iterator[str]:
+    for flag in sorted(set(due) - set(series.flags)):
+        yield f"the flag {flag} is due and missing"
+    for flag in sorted(set(series.flags) - set(due)):
+        yield f"nothing in the record gives the flag {flag}"
 
 
 def peak(one: Record) -> Iterator[str]:
