@@ -48,7 +48,9 @@ def samples(rng: random.Random, typical_ms: float, ranks: int, iterations: int) 
     return [[typical_ms * (1 + abs(rng.gauss(0, 0.004))) for _ in range(iterations)] for _ in range(ranks)]
 
 
-def series(rng: random.Random, typical_ms: float, ranks: int, iterations: int) -> record.Series:
+def series(
+    rng: random.Random, typical_ms: float, ranks: int, iterations: int, clock: Any = "cuda_events"
+) -> record.Series:
     measured = samples(rng, typical_ms, ranks, iterations)
     walls = [[value * 1.001 for value in rank] for rank in measured]
     return record.Series(
@@ -56,7 +58,7 @@ def series(rng: random.Random, typical_ms: float, ranks: int, iterations: int) -
         wall_ms=walls,
         summary=stats.summarize(stats.slowest_per_iteration(measured)),
         stopped_by="ci_target",
-        clock="cuda_events",
+        clock=clock,
         clock_disagreement=stats.clock_disagreement(measured, walls)[0],
     )
 
@@ -157,7 +159,8 @@ def _measured(cell: Cell, rng: random.Random, iterations: int, median_ms: float 
     flops = cell_flops(cell)
     rate = (600.0 if cell.shape.dtype == "bf16" else 0.02) * SPEED.get(cell.method, 0.7)
     typical_ms = median_ms or flops / cell.world_size / (rate * 1e12) * 1e3 + 0.2
-    headline = series(rng, typical_ms, cell.world_size, iterations)
+    clock = "cuda_events" if cell.shape.dtype == "bf16" else "monotonic"
+    headline = series(rng, typical_ms, cell.world_size, iterations, clock)
     peak = rng.uniform(800, 900) * math.sqrt(cell.seqlen_global / 4096)
     return {
         "timing": record.Timing(

@@ -163,6 +163,12 @@ LIES: dict[str, tuple[Change, str]] = {
         _set("environment", "nodes", to=[{"driver": "555.1", "cpu": "Example CPU"}]),
         "the environment is",
     ),
+    "no environment": (_set("environment", to={}), "has not the ranks 0 to 1"),
+    "a node that is left out": (_set("environment", "nodes", to=[]), "has not the ranks 0 to 1"),
+    "one rank twice": (_set("environment", "nodes", 0, "ranks", 1, "rank", to=0), "not the ranks 0 to 1"),
+    "no state after it": (lambda d: d["environment"].pop("after"), "the state of 0 of 2 ranks after"),
+    "one rank's state": (lambda d: d["environment"]["before"]["ranks"].pop(), "of 1 of 2 ranks before"),
+    "two kinds of device": (_of_headline("clock", to="cuda_events"), "not of one kind of device"),
     "the same step twice": (_set("ran", "order", to=0), "a second record of step run0 0"),
     "backward for nothing": (
         lambda d: _scaled_times(d, 0.2),
@@ -226,6 +232,24 @@ def test_a_rate_above_the_hardware_is_a_problem(campaign: Path) -> None:
 def test_what_a_reader_must_know_of_the_machine_stands_as_flags(campaign: Path) -> None:
     _change(campaign, RING_BOTH, _hot("preflight_slow", HOT))
     assert campaign_check.check(campaign).problems == []
+
+
+def _first_gpu_of_all(data: dict[str, Any]) -> None:
+    ranks = data["environment"]["nodes"][0]["ranks"]
+    ranks[1]["gpu"] = ranks[0]["gpu"]
+
+
+def _no_gpu(data: dict[str, Any]) -> None:
+    data["environment"]["nodes"][0]["ranks"][1]["gpu"] = {"value": None, "reason": "the device is a CPU"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [(_first_gpu_of_all, "2 ranks share the GPUs of 1"), (_no_gpu, "ran on CUDA and names no GPU")],
+)
+def test_every_rank_on_cuda_has_a_gpu_of_its_own(change: Change, words: str, campaign: Path) -> None:
+    _change(campaign, LONG_RING, change)
+    assert words in "\n".join(map(str, campaign_check.check(campaign).problems))
 
 
 @pytest.mark.parametrize("above", [1.0, 0.999, 1.001])
