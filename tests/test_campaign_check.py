@@ -319,6 +319,38 @@ def test_times_that_the_noise_turned_round_are_a_note(campaign: Path) -> None:
     assert "within their intervals" in about[0].sentence
 
 
+def _another_run(data: dict[str, Any]) -> None:
+    data["ran"]["run_id"] = "run1"
+
+
+def _another_commit(data: dict[str, Any]) -> None:
+    data["environment"]["source"]["git_commit"] = "f" * 40
+
+
+def test_a_forward_of_another_run_of_the_same_commit_is_shorter_as_well(campaign: Path) -> None:
+    _change(campaign, RING_BOTH, lambda data: _scaled_times(data, 0.2))
+    _change(campaign, RING_BOTH, _another_run)
+    (problem,) = campaign_check.check(campaign).problems
+    assert "its forward alone 2" in str(problem)
+    _change(campaign, RING_BOTH, _another_commit)
+    assert campaign_check.check(campaign).problems == [], "another program may be as fast as it likes"
+
+
+def test_of_several_forwards_the_one_of_its_run_counts_else_the_fastest(campaign: Path) -> None:
+    slow = json.loads((campaign / RING_BOTH.replace("fwd_bwd", "fwd")).read_text())
+    slow["asked"]["repeat"], slow["ran"]["run_id"] = 1, "run1"
+    _scaled_times(slow, 5.0)
+    (campaign / RING_BOTH.replace("fwd_bwd.r0", "fwd.r1")).write_text(json.dumps(slow))
+    assert campaign_check.check(campaign).problems == []
+    _change(campaign, RING_BOTH, lambda data: data["ran"].update(run_id="run2"))
+    assert campaign_check.check(campaign).problems == []
+    both = json.loads((campaign / RING_BOTH).read_text())
+    both["asked"]["repeat"], both["ran"]["run_id"], both["ran"]["order"] = 1, "run1", 99
+    (campaign / RING_BOTH.replace(".r0.", ".r1.")).write_text(json.dumps(both))
+    (problem,) = campaign_check.check(campaign).problems
+    assert ".r1." in str(problem)
+
+
 def test_what_a_reader_should_know_is_a_note_and_no_problem(campaign: Path) -> None:
     (campaign / "records/single/b1-hq4-hkv4-d64-fp32-causal/1x2/auto/S512_fwd.r0.json").unlink()
     _change(
