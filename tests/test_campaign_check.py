@@ -336,6 +336,43 @@ def test_a_forward_of_another_run_of_the_same_commit_is_shorter_as_well(campaign
     assert campaign_check.check(campaign).problems == [], "another program may be as fast as it likes"
 
 
+def _paper_pair(folder: Path, factor: float, spread: float = 0.0) -> Path:
+    """A forward at 600 TFLOP/s per GPU, and a fwd_bwd of `factor` x its time, with a wider interval."""
+    forward_ms = 4 * 131072**2 * 40 * 128 / 2 / 2 / 600e12 * 1e3
+    made = [
+        make_records.make(_cell("ring", phase, PAPER, 131072), median_ms=time_ms)
+        for phase, time_ms in (("fwd", forward_ms), ("fwd_bwd", forward_ms * factor))
+    ]
+    make_records.write_campaign(folder, made)
+
+    def blur(data: dict[str, Any]) -> None:
+        series = _headline(data)
+        for row in series["samples_ms"]:
+            row[:] = [value * (1 + (i % 2) * spread) for i, value in enumerate(row)]
+        series["summary"] = dump(stats.summarize(stats.slowest_per_iteration(series["samples_ms"])))
+        series["wall_ms"], series["clock_disagreement"] = series["samples_ms"], 0.0
+        series["stopped_by"] = "time_limit"
+        operations = 3.5 * 4 * 131072**2 * 40 * 128 / 2
+        data["timing"]["tflops_per_gpu"] = operations / 2 / (series["summary"]["median"] * 1e-3) / 1e12
+
+    if spread:
+        _change(folder, LONG_RING.replace("_fwd.", "_fwd_bwd."), blur)
+    return folder
+
+
+def test_a_backward_above_the_peak_is_a_problem_although_fwd_bwd_is_below_it(tmp_path: Path) -> None:
+    assert campaign_check.check(_paper_pair(tmp_path / "possible", 2.6)).problems == []
+    (problem,) = campaign_check.check(_paper_pair(tmp_path / "impossible", 2.4)).problems
+    assert "its backward (fwd_bwd - fwd) would run at 10" in str(problem)
+    assert "the peak is 989.4" in str(problem)
+
+
+def test_a_backward_that_the_intervals_allow_is_a_note(tmp_path: Path) -> None:
+    checked = campaign_check.check(_paper_pair(tmp_path / "noisy", 2.2, spread=0.2))
+    assert checked.problems == []
+    assert any("would run at" in str(finding) for finding in checked.findings)
+
+
 def test_of_several_forwards_the_one_of_its_run_counts_else_the_fastest(campaign: Path) -> None:
     slow = json.loads((campaign / RING_BOTH.replace("fwd_bwd", "fwd")).read_text())
     slow["asked"]["repeat"], slow["ran"]["run_id"] = 1, "run1"

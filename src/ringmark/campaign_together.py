@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ringmark import stats
+from ringmark import flops, stats
 from ringmark.record import Record, Status
 
 BOUND = "single"
@@ -42,6 +42,30 @@ def forward_is_shorter(found: Named) -> Iterator[Finding]:
         apart = both.ci_high < alone.ci_low
         sentence = f"fwd_bwd takes {both.median:.3f} ms, its forward alone {alone.median:.3f} ms"
         yield Finding(where, sentence + ("" if apart else ": within their intervals"), apart)
+
+
+def backward_within_peak(found: Named) -> Iterator[Finding]:
+    """What the backward takes more than the forward is no rate above the device's peak.
+
+    Where the longest difference that the intervals leave is possible, it is a note.
+    """
+    for where, one, forward in _with_forward(found):
+        stated = flops.peak_tflops(one.ran.device, one.cell.shape.dtype) if one.ran else None
+        both, alone = _summary(one), _summary(forward)
+        if stated is None or both.median <= alone.median:
+            continue
+        operations = flops.cell_flops(one.cell) - flops.cell_flops(forward.cell)
+        rate, least = (
+            flops.tflops_per_gpu(operations, time_ms, one.cell.world_size)
+            for time_ms in (both.median - alone.median, both.ci_high - alone.ci_low)
+        )
+        if rate > stated.tflops:
+            sentence = (
+                f"its backward (fwd_bwd - fwd) would run at {rate:.1f} TFLOP/s per GPU, the peak is "
+                f"{stated.tflops}"
+            )
+            apart = least > stated.tflops
+            yield Finding(where, sentence + ("" if apart else ": within their intervals"), apart)
 
 
 def _with_forward(found: Named) -> Iterator[tuple[str, Record, Record]]:
@@ -201,6 +225,7 @@ def _problem(one: Record) -> tuple[Any, ...]:
 
 TOGETHER: tuple[Callable[[Named], Iterable[Finding]], ...] = (
     forward_is_shorter,
+    backward_within_peak,
     duplicates,
     one_table_one_way,
     program,
