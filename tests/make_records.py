@@ -25,7 +25,8 @@ def environment(mesh: MeshShape, device: str = "Example CPU") -> dict[str, Any]:
     none = {"value": None, "reason": "the device is a CPU"}
 
     def gpu(rank: int) -> dict[str, Any]:
-        return {"name": device, "uuid": f"uuid-{rank}", "power_limit_w": 700.0} if on_gpu else none
+        modes = {"power_limit_w": 700.0, "clock_sm_max_mhz": 1980, "ecc_mode": [1, 1], "mig_mode": [0, 0]}
+        return {"name": device, "uuid": f"uuid-{rank}", **modes} if on_gpu else none
 
     state = {"gpu": {"throttle_reasons": []} if on_gpu else none, "load_1min": 0.5}
     ranks = [{"rank": rank, "gpu": gpu(rank)} for rank in range(mesh.world_size)]

@@ -336,6 +336,23 @@ def test_a_forward_of_another_run_of_the_same_commit_is_shorter_as_well(campaign
     assert campaign_check.check(campaign).problems == [], "another program may be as fast as it likes"
 
 
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("clock_sm_max_mhz", 1755),
+        ("clock_memory_max_mhz", 2619),
+        ("clock_sm_application_mhz", 1200),
+        ("power_limit_w", 500.0),
+        ("ecc_mode", [0, 0]),
+        ("mig_mode", [1, 1]),
+    ],
+)
+def test_a_gpu_that_is_set_otherwise_is_another_environment(name: str, other: Any, campaign: Path) -> None:
+    _change(campaign, LONG_RING, _set("environment", "nodes", 0, "ranks", 1, "gpu", name, to=other))
+    (problem,) = campaign_check.check(campaign).problems
+    assert "the environment is" in str(problem)
+
+
 def _paper_pair(folder: Path, factor: float, spread: float = 0.0) -> Path:
     """A forward at 600 TFLOP/s per GPU, and a fwd_bwd of `factor` x its time, with a wider interval."""
     forward_ms = 4 * 131072**2 * 40 * 128 / 2 / 2 / 600e12 * 1e3

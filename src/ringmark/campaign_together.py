@@ -150,6 +150,12 @@ def _asked(one: Record) -> Any:
     return (asked.seed, sorted(asked.protocols), asked.warmup, asked.warmup_s, asked.ci_target)
 
 
+LASTING_OF_A_GPU = (
+    *("name", "power_limit_w", "clock_sm_max_mhz", "clock_memory_max_mhz", "clock_sm_application_mhz"),
+    *("ecc_mode", "mig_mode"),
+)
+
+
 def _lasting(environment: Mapping[str, Any]) -> Any:
     """What makes two environments different: hardware and software, not which of equal nodes it was."""
     nodes = []
@@ -157,7 +163,7 @@ def _lasting(environment: Mapping[str, Any]) -> Any:
         kept = {name: node.get(name) for name in ("cpu", "python", "driver", "cuda", "cudnn")}
         kept["variables"], kept["nccl_runtime"] = node.get("variables"), node.get("nccl_runtime")
         gpus = [rank.get("gpu") or {} for rank in node.get("ranks", [])]
-        kept["gpus"] = [(gpu.get("name"), gpu.get("power_limit_w")) for gpu in gpus]
+        kept["gpus"] = [[gpu.get(name) for name in LASTING_OF_A_GPU] for gpu in gpus]
         nodes.append(kept)
     return {"nodes": nodes, "image_digest": environment.get("image_digest")}
 
