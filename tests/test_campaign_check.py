@@ -429,6 +429,18 @@ def test_a_method_faster_than_its_bound_is_told(campaign: Path) -> None:
     assert sum("is less than its bound" in note for note in notes) == 2
 
 
+def test_the_bound_of_another_commit_is_none(campaign: Path) -> None:
+    single = RING_BOTH.replace("ring/", "single/")
+    _change(campaign, single, lambda data: _scaled_times(data, 3.0))
+    _change(campaign, single, _another_commit)
+    checked = campaign_check.check(campaign)
+    notes = [str(finding) for finding in checked.findings if "bound" in finding.sentence]
+    assert checked.problems == []
+    assert len(notes) == 2
+    for note in notes:
+        assert "is not measured by its commit (012345678901), only by ffffffffffff" in note
+
+
 def test_an_empty_campaign_is_no_success(tmp_path: Path) -> None:
     (tmp_path / "records").mkdir()
     assert len(campaign_check.check(tmp_path).problems) == 1

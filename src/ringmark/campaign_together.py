@@ -14,6 +14,7 @@ from ringmark import flops, stats
 from ringmark.record import Record, Status
 
 BOUND = "single"
+NO_BOUND = "its bound (method single, same kernel) is not measured"
 _FASTER_THAN_BOUND = 1.05
 Named = Sequence[tuple[str, Record]]  # a record's path under its campaign's folder, and the record
 
@@ -208,20 +209,28 @@ def program(found: Named) -> Iterator[Finding]:
 
 
 def bounds(found: Named) -> Iterator[Finding]:
-    """Every timed row has its bound, the same kernel alone; none is clearly faster than it."""
-    alone: dict[tuple[Any, ...], float] = {}
+    """Every timed row has its bound, the same kernel alone by the same commit; none is clearly faster."""
+    alone: dict[tuple[Any, ...], dict[str | None, float]] = defaultdict(dict)
     for _, one in found:
         if one.timing and one.cell.method == BOUND:
-            alone[_problem(one)] = min(one.timing.headline.summary.median, alone.get(_problem(one), math.inf))
+            known, commit = alone[_problem(one)], _commit(one)
+            known[commit] = min(_summary(one).median, known.get(commit, math.inf))
     for where, one in found:
         if one.timing is None or one.cell.method == BOUND or _own_kernel(one) is None:
             continue
-        bound, time_ms = alone.get(_problem(one)), one.timing.headline.summary.median
+        known, time_ms = alone.get(_problem(one), {}), _summary(one).median
+        bound = known.get(_commit(one))
         if bound is None:
-            yield Finding(where, "its bound (method single, same kernel) is not measured", False)
+            yield Finding(where, NO_BOUND + _only_by(known, _commit(one)), False)
         elif bound > _FASTER_THAN_BOUND * time_ms:
             sentence = f"{time_ms:.3f} ms is less than its bound, {bound:.3f} ms for the same work alone"
             yield Finding(where, sentence, False)
+
+
+def _only_by(commits: Iterable[str | None], mine: str | None) -> str:
+    """A bound that another state of ringmark measured is none: kernels and engine may have changed."""
+    others = ", ".join(sorted((commit or "unknown")[:12] for commit in commits))
+    return f" by its commit ({(mine or 'unknown')[:12]}), only by {others}" if others else ""
 
 
 def _problem(one: Record) -> tuple[Any, ...]:
