@@ -419,7 +419,24 @@ def test_what_a_reader_should_know_is_a_note_and_no_problem(campaign: Path) -> N
     notes = "\n".join(map(str, checked.findings))
     assert "its bound (method single, same kernel) is not measured" in notes
     assert "aaaaaaaaaaaa with local changes" in notes
-    assert "records/usp/x.r0.json: 1 planned cells have no record" in notes
+    assert "records/usp/x.r0.json: 1 of 2 planned cells have no record" in notes
+
+
+def test_a_campaign_without_its_jobs_is_planned_from_its_config(campaign: Path) -> None:
+    grid = {
+        "methods": ["ring", "burst", "usp"],
+        "seqlen_global": [512],
+        "shapes": [dump(SHAPE)],
+    }
+    config = {"campaign": "made", "mesh": {"nodes": 1, "gpus": 2}, "grids": [grid], "repeats": 2}
+    (campaign / "campaign.json").write_text(json.dumps(config))
+    (finding,) = campaign_check.check(campaign).findings
+    assert not finding.is_problem
+    assert "10 of 16 planned cells have no record" in finding.sentence
+    (campaign / "campaign.json").write_text(json.dumps(config | {"grid": 1}))
+    (finding,) = campaign_check.check(campaign).findings
+    assert not finding.is_problem
+    assert "campaign.json: is no readable plan of cells" in str(finding)
 
 
 def test_a_method_faster_than_its_bound_is_told(campaign: Path) -> None:

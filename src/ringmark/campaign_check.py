@@ -10,7 +10,9 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from ringmark import config as configs
 from ringmark import record
 from ringmark.campaign_alone import ALONE
 from ringmark.campaign_together import TOGETHER, Finding
@@ -65,16 +67,32 @@ def together(folder: Path, found: Sequence[tuple[str, Record]]) -> list[Finding]
 
 
 def _missing(folder: Path, there: set[str]) -> Iterator[Finding]:
-    """Worth knowing: cells that were planned and have no record."""
-    wanted = set()
-    for path in sorted((folder / "jobs").glob("*.job.json")):
+    """Worth knowing: how many planned cells have no record."""
+    jobs = sorted((folder / "jobs").glob("*.job.json"))
+    wanted: set[str] = set()
+    for path in jobs or [folder / "campaign.json"]:
         try:
-            items = json.loads(path.read_text(encoding="utf-8"))["items"]
-        except (OSError, ValueError, KeyError):
-            yield Finding(f"jobs/{path.name}", "is no readable job file", False)
-            continue
-        for item in items:
-            wanted.add("records" + str(item["out"]).rpartition("/records")[2])
+            data = json.loads(path.read_text(encoding="utf-8"))
+            wanted |= _of_a_job(data) if jobs else _of_a_config(data, path.name)
+        except FileNotFoundError:
+            continue  # records without a plan
+        except (OSError, ValueError, LookupError, TypeError, UserError) as error:
+            yield Finding(str(path.relative_to(folder)), f"is no readable plan of cells: {error}", False)
     left = sorted(wanted - there)
     if left:
-        yield Finding(left[0], f"{len(left)} planned cells have no record, this is the first", False)
+        sentence = f"{len(left)} of {len(wanted)} planned cells have no record, this is the first"
+        yield Finding(left[0], sentence, False)
+
+
+def _of_a_job(data: Any) -> set[str]:
+    return {"records" + str(item["out"]).rpartition("/records")[2] for item in data["items"]}
+
+
+def _of_a_config(data: object, where: str) -> set[str]:
+    """A campaign that came without its jobs, as a committed one does, still has its config."""
+    config = configs.from_data(data, where)
+    return {
+        record.record_path(cell, repeat).as_posix()
+        for cell in configs.cells(config)
+        for repeat in range(config.repeats)
+    }
