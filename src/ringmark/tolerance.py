@@ -25,7 +25,7 @@ ELEMENTS_ENOUGH = 4096
 
 # A kernel that is itself further off than this is broken, and no measure for a method: without a limit,
 # gradients of zero (an error of 1) or a mask that is ignored would allow a method as much twice.
-#   fp64, fp32  256 units of roundoff: four times the floor above. Kernels are at 6 to 10 units on short
+#   fp64, fp32  256 units of roundoff: four times the floor above. Kernels are at 6 to 11 units on short
 #               sequences and lse adds 12 on long ones; products in TF32 are 8192 units off
 #   bf16        four times what kernels show (2.3e-3 to 3.2e-3, whatever the length)
 #   fp16        the same with 3 more bits
