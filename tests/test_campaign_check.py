@@ -215,6 +215,20 @@ def test_a_broken_kernel_is_no_measure(own: float, campaign: Path) -> None:
     assert "the kernel alone is off by" in str(problem)
 
 
+@pytest.mark.parametrize("torn", [3, "x", [3], [{"ranks": 3}], [{"ranks": [3], "libraries": 3}], {"x": 1}])
+def test_an_environment_that_is_none_is_told_and_stops_nothing(torn: Any, campaign: Path) -> None:
+    everything = {
+        "nodes": torn,
+        "source": torn,
+        "before": torn,
+        "after": {"ranks": torn},
+        "preflight_flags": torn,
+    }
+    edit(campaign, RING_BOTH, put("environment", to=everything))
+    problems = [str(problem) for problem in campaign_check.check(campaign).problems]
+    assert any("has not the ranks 0 to 1" in problem for problem in problems)
+
+
 def test_an_empty_campaign_is_no_success(tmp_path: Path) -> None:
     (tmp_path / "records").mkdir()
     assert len(campaign_check.check(tmp_path).problems) == 1

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from ringmark import flags, flops, stats, tolerance
-from ringmark.campaign_together import BOUND
+from ringmark.campaign_together import BOUND, dicts
 from ringmark.cell import Cell
 from ringmark.record import Record, Series, Status, TensorError
 
@@ -182,7 +181,7 @@ def machine(one: Record) -> Iterator[str]:
     if one.status is not Status.PASSED or one.timing is None or one.memory is None:
         return
     world_size = one.cell.world_size
-    ranks = [rank for node in _dicts(one.environment.get("nodes")) for rank in _dicts(node.get("ranks"))]
+    ranks = [rank for node in dicts(one.environment.get("nodes")) for rank in dicts(node.get("ranks"))]
     if [rank.get("rank") for rank in ranks] != list(range(world_size)):
         yield f"the environment has not the ranks 0 to {world_size - 1} on its nodes"
     for moment in ("before", "after"):
@@ -194,16 +193,12 @@ def machine(one: Record) -> Iterator[str]:
     if len(on_cuda) > 1:
         yield "its clocks and its memory are not of one kind of device"
     if True in on_cuda:
-        gpus = _dicts([rank.get("gpu") for rank in ranks])
+        gpus = dicts([rank.get("gpu") for rank in ranks])
         if not all(gpu.get("name") for gpu in gpus):
             yield "a rank ran on CUDA and names no GPU"
         uuids = [gpu["uuid"] for gpu in gpus if isinstance(gpu.get("uuid"), str)]
         if len(set(uuids)) < len(uuids):
             yield f"{len(uuids)} ranks share the GPUs of {len(set(uuids))}"
-
-
-def _dicts(found: Any) -> list[dict[str, Any]]:
-    return [one if isinstance(one, dict) else {} for one in found] if isinstance(found, list) else []
 
 
 ALONE: tuple[Callable[[Record], Iterable[str]], ...] = (timing, peak, answer, memory, names, machine)

@@ -160,23 +160,33 @@ LASTING_OF_A_GPU = (
 def _lasting(environment: Mapping[str, Any]) -> Any:
     """What makes two environments different: hardware and software, not which of equal nodes it was."""
     nodes = []
-    for node in environment.get("nodes", []):
+    for node in dicts(environment.get("nodes")):
         kept = {name: node.get(name) for name in ("cpu", "python", "driver", "cuda", "cudnn")}
         kept["variables"], kept["nccl_runtime"] = node.get("variables"), node.get("nccl_runtime")
-        gpus = [rank.get("gpu") or {} for rank in node.get("ranks", [])]
+        gpus = dicts([rank.get("gpu") for rank in dicts(node.get("ranks"))])
         kept["gpus"] = [[gpu.get(name) for name in LASTING_OF_A_GPU] for gpu in gpus]
         nodes.append(kept)
     return {"nodes": nodes, "image_digest": environment.get("image_digest")}
 
 
 def _libraries(one: Record) -> set[str]:
-    return {name for node in one.environment.get("nodes", []) for name in node.get("libraries") or {}}
+    return {name for node in dicts(one.environment.get("nodes")) for name in _libraries_of(node)}
 
 
 def _version(library: str, one: Record) -> Any:
     """A library's version on every node, or None where one lacks it: no record can have used it there."""
-    found = [(node.get("libraries") or {}).get(library) for node in one.environment.get("nodes", [])]
+    found = [_libraries_of(node).get(library) for node in dicts(one.environment.get("nodes"))]
     return found if found and None not in found else None
+
+
+def _libraries_of(node: Mapping[str, Any]) -> dict[str, Any]:
+    (libraries,) = dicts([node.get("libraries")])
+    return libraries
+
+
+def dicts(found: Any) -> list[dict[str, Any]]:
+    """A list of mappings, whatever a record says in its place: what is none is an empty one."""
+    return [one if isinstance(one, dict) else {} for one in found] if isinstance(found, list) else []
 
 
 SAME_IN_A_TABLE: dict[str, Callable[[Record], Any]] = {
@@ -198,11 +208,11 @@ def program(found: Named) -> Iterator[Finding]:
     """Worth knowing: records made by different commits of ringmark, or by a changed checkout."""
     commits: dict[str, str] = {}
     for where, one in found:
-        source = one.environment.get("source", {})
-        if isinstance(source.get("git_commit"), str):
-            commits.setdefault(source["git_commit"], where)
-        if source.get("git_dirty") is True:
-            commits.setdefault(f"{source['git_commit']} with local changes", where)
+        commit = _commit(one)
+        if commit is not None:
+            commits.setdefault(commit, where)
+            if one.environment["source"].get("git_dirty") is True:
+                commits.setdefault(f"{commit} with local changes", where)
     if len(commits) > 1:
         listed = ", ".join(commit[:12] + commit[40:] for commit in commits)
         yield Finding(next(iter(commits.values())), f"several states of ringmark measured: {listed}", False)
