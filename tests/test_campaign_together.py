@@ -198,3 +198,10 @@ def test_a_copy_of_a_record_is_a_duplicate(campaign: Path) -> None:
     problems = [str(problem) for problem in campaign_check.check(campaign).problems]
     assert any("two files for one cell" in problem for problem in problems)
     assert any("a second record of cell" in problem for problem in problems)
+
+
+def test_a_record_that_was_checked_once_is_told(campaign: Path) -> None:
+    edit(campaign, RING_BOTH, put("check", "again", to=None))
+    (note,) = campaign_check.check(campaign).findings
+    assert not note.is_problem
+    assert "1 records were checked before their timing and not after it" in str(note)

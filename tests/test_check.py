@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import planted
-from ringmark import kernels, methods
-from ringmark.bench import check, exact, problem, yardstick
+from ringmark import kernels, methods, tolerance
+from ringmark.bench import check, exact, problem
 from ringmark.cell import Cell, MeshShape, Shape
 from ringmark.comm import homeward
 from ringmark.comm.mesh import Mesh
@@ -294,10 +294,10 @@ def test_the_reference_is_what_autograd_says(found: list[dict[str, Any]]) -> Non
 
 def test_what_is_allowed_is_twice_the_kernel_whatever_a_method_says() -> None:
     """A method cannot grade itself; a small problem is allowed more, in 16 bits only."""
-    assert yardstick.allowed(2.5e-3, "bf16", 10**6) == 5.0e-3
-    assert yardstick.allowed(1e-9, "fp32", 10**6) == pytest.approx(64 * 2.0**-24)
-    assert yardstick.allowed(2.5e-3, "bf16", 1024) == pytest.approx(1.0e-2)
-    assert yardstick.allowed(1e-6, "fp32", 64) == yardstick.allowed(1e-6, "fp32", 10**6)
+    assert tolerance.allowed(2.5e-3, "bf16", 10**6) == 5.0e-3
+    assert tolerance.allowed(1e-9, "fp32", 10**6) == pytest.approx(64 * 2.0**-24)
+    assert tolerance.allowed(2.5e-3, "bf16", 1024) == pytest.approx(1.0e-2)
+    assert tolerance.allowed(1e-6, "fp32", 64) == tolerance.allowed(1e-6, "fp32", 10**6)
 
 
 def test_one_gpu_is_checked_without_any_world() -> None:

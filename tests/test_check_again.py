@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 import torch
 
-from ringmark import methods
+from ringmark import kernels, methods
 from ringmark.bench import check, measure
 from ringmark.bench.progress import Reporter
 from ringmark.cell import Cell, MeshShape, Shape
@@ -101,6 +101,31 @@ FAULTS: dict[str, Callable[[], type[Method]]] = {
     "halves its dout": lambda: _HalvesItsGradient,
     "turns its queries": lambda: _TurnsItsQueries,
 }
+REFERENCE = type(kernels.load("reference"))
+
+
+class _WrongScale(REFERENCE):  # type: ignore[valid-type, misc]
+    def forward(self, q: Any, k: Any, v: Any, scale: float, causal: bool) -> Any:
+        return super().forward(q, k, v, 1.25 * scale, causal)
+
+
+class _NoMask(REFERENCE):  # type: ignore[valid-type, misc]
+    def forward(self, q: Any, k: Any, v: Any, scale: float, causal: bool) -> Any:
+        return super().forward(q, k, v, scale, False)
+
+
+class _NoGradients(REFERENCE):  # type: ignore[valid-type, misc]
+    def backward(self, *tensors: Any, **named: Any) -> Any:
+        return tuple(torch.zeros_like(grad) for grad in super().backward(*tensors, **named))
+
+
+class _Swapped(REFERENCE):  # type: ignore[valid-type, misc]
+    def backward(self, *tensors: Any, **named: Any) -> Any:
+        dq, dk, dv = super().backward(*tensors, **named)
+        return dq, dv, dk
+
+
+BROKEN = {kernel.__name__: kernel for kernel in (_WrongScale, _NoMask, _NoGradients, _Swapped)}
 HEALTHY = [
     Cell("burst", SEQLEN, FP32, mesh=MeshShape(1, 2), kernel="reference"),
     Cell("single", SEQLEN, FP32, mesh=MeshShape(1, 2), kernel="reference"),
@@ -123,6 +148,9 @@ def _all_of_it(mesh: Mesh, folder: Path) -> dict[str, Any]:
                 found[name] = _measured(HEALTHY[0], mesh, folder)
             except check.InputsChangedError as error:
                 found[name] = str(error)
+    for name, kernel in BROKEN.items():
+        with mock.patch.object(kernels, "select", lambda *_, kernel=kernel: kernel()):
+            found[name] = _measured(HEALTHY[0], mesh, folder)
     return found
 
 
@@ -173,3 +201,11 @@ def test_a_method_that_writes_into_its_inputs_while_it_is_timed_is_told_so(
     fault: str, named: str, found: dict[str, Any]
 ) -> None:
     assert f"wrote into its input {named}: inputs must stay" in found[fault]
+
+
+@pytest.mark.parametrize("kernel", BROKEN)
+def test_a_broken_kernel_is_no_measure_of_the_method_that_uses_it(kernel: str, found: dict[str, Any]) -> None:
+    """Twice its own error would allow anything: the method's error is the kernel's."""
+    one = found[kernel]
+    assert one.status is Status.WRONG
+    assert "nothing is allowed: the kernel alone is off by" in one.failure.reason

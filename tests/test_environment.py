@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import ringmark
+from ringmark import flags
 from ringmark.bench import environment, memory, nvml, problem
 from ringmark.cell import Cell, MeshShape, Shape
 from ringmark.comm.mesh import Mesh
@@ -172,11 +173,11 @@ def test_a_gpu_that_complains_flags_the_record() -> None:
         return {"ranks": [{"gpu": {"throttle_reasons": one}} for one in reasons]}
 
     quiet, absent = ["gpu_idle"], nvml.absent("no driver")
-    assert environment.throttled({"before": ranks(quiet, absent), "after": ranks(quiet, absent)}) == []
+    assert flags.throttled({"before": ranks(quiet, absent), "after": ranks(quiet, absent)}) == []
     hot = {"before": ranks(quiet, quiet), "after": ranks(quiet, ["hw_thermal_slowdown", "gpu_idle"])}
-    assert environment.throttled(hot) == ["throttled:hw_thermal_slowdown:rank1"]
-    assert environment.throttled({}) == []
-    assert environment.throttled(environment.collect(CPU)) == []
+    assert flags.throttled(hot) == ["throttled:hw_thermal_slowdown:rank1"]
+    assert flags.throttled({}) == []
+    assert flags.throttled(environment.collect(CPU)) == []
 
 
 def _on_a_rank(mesh: Mesh) -> tuple[dict[str, Any], dict[str, Any], Any]:

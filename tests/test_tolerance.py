@@ -12,7 +12,6 @@ from ringmark import campaign_alone, kernels, methods, tolerance
 from ringmark.bench import check, problem
 from ringmark.cell import Cell, MeshShape, Shape
 from ringmark.comm.mesh import Mesh
-from ringmark.record import Asked
 
 CPU = torch.device("cpu")
 MANY = 1 << 20  # numbers in a head
@@ -55,7 +54,7 @@ def test_as_many_rows_are_looked_at_as_the_rule_says(seqlen: int) -> None:
     mesh, kernel, method = Mesh(1, 1, 0, CPU), kernels.load("reference"), methods.load("single")()
     cell = Cell("single", seqlen, Shape(1, 2, 2, 16, "fp32"), mesh=MeshShape(1, 1), kernel="reference")
     method.setup(mesh, kernel, causal=True)
-    found = check.check(cell, method, kernel, problem.make(cell, method, mesh, 0, CPU), mesh, Asked())
+    found = check.check(cell, method, kernel, problem.make(cell, method, mesh, "0", CPU), mesh)
     wanted = tolerance.rows_checked(seqlen, 1)
     assert {name: error.rows_checked for name, error in found.errors.items()} == {
         "out": wanted, "dq": wanted, "dk": seqlen, "dv": seqlen,
@@ -77,6 +76,6 @@ def test_a_rank_has_the_rows_and_keys_that_the_check_of_a_campaign_expects(
     world_size: int, method: str, mask: str, phase: Any
 ) -> None:
     cell = Cell(method, 64, Shape(2, 4, 2, 16, "bf16", mask), phase, MeshShape(1, world_size))  # type: ignore[arg-type]
-    made = problem.make(cell, methods.load(method)(), Mesh(1, world_size, 0, CPU), 0, CPU)
+    made = problem.make(cell, methods.load(method)(), Mesh(1, world_size, 0, CPU), "0", CPU)
     assert campaign_alone.rows(cell) == (made.q.shape[1], made.k.shape[1])
     assert campaign_alone.inputs_and_results_mib(cell)[0] == made.inputs_mib

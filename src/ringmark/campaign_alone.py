@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from ringmark import flags, flops, stats, tolerance
 from ringmark.campaign_together import BOUND, dicts
 from ringmark.cell import Cell
-from ringmark.record import Record, Series, Status, TensorError
+from ringmark.record import Check, Record, Series, Status, TensorError
 
 _SAME = 1e-9  # a number made again from the same samples by the same formula
 _BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
@@ -87,13 +87,35 @@ def answer(one: Record) -> Iterator[str]:
     """Every result was checked, and against something: a sane kernel's own error says what is allowed."""
     if one.check is None:
         return
+    yield from _checked(one, one.check)
+    if one.check.again is not None:
+        for sentence in (*_checked(one, one.check.again), *_balanced(one, one.check.again)):
+            yield f"again: {sentence}"
+
+
+def _checked(one: Record, found: Check) -> Iterator[str]:
     wanted = {"out"} if one.cell.phase == "fwd" else {"out", "dq", "dk", "dv"}
-    if set(one.check.errors) != wanted:
-        yield f"the check has {sorted(one.check.errors)}, the phase needs {sorted(wanted)}"
-    for name, error in one.check.errors.items():
+    if set(found.errors) != wanted:
+        yield f"the check has {sorted(found.errors)}, the phase needs {sorted(wanted)}"
+    for name, error in found.errors.items():
         if not 0 <= error.worst_rank < one.cell.world_size:
             yield f"{name}: worst rank {error.worst_rank} is not in a world of {one.cell.world_size}"
         yield from _graded(one, name, error)
+
+
+def _balanced(one: Record, found: Check) -> Iterator[str]:
+    wanted = set(tolerance.BALANCES) if one.cell.phase == "fwd_bwd" else set()
+    if set(found.balance) != wanted:
+        yield f"the sums are {sorted(found.balance)}, the phase needs {sorted(wanted)}"
+    for name, sums in found.balance.items():
+        sides = [
+            found.errors[side].allowed for side in tolerance.BALANCES.get(name, ()) if side in found.errors
+        ]
+        yield from _differs(
+            f"{name}: allowed", sums.allowed, tolerance.balance_allowed(*sides), "its sides give"
+        )
+        if not sums.gap >= 0:
+            yield f"{name}: gap is {sums.gap}: it is not negative"
 
 
 def _graded(one: Record, name: str, error: TensorError) -> Iterator[str]:

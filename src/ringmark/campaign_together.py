@@ -148,7 +148,7 @@ def _own_kernel(one: Record) -> Any:
 
 def _asked(one: Record) -> Any:
     asked = one.asked
-    return (asked.seed, sorted(asked.protocols), asked.warmup, asked.warmup_s, asked.ci_target)
+    return {**vars(asked), "repeat": None, "protocols": sorted(asked.protocols), "profile": None}
 
 
 LASTING_OF_A_GPU = (
@@ -218,6 +218,16 @@ def program(found: Named) -> Iterator[Finding]:
         yield Finding(next(iter(commits.values())), f"several states of ringmark measured: {listed}", False)
 
 
+def checked_once(found: Named) -> Iterator[Finding]:
+    """Worth knowing: records whose answer was checked before the timing alone, as ringmark once did."""
+    once = [
+        where for where, one in found if one.status is Status.PASSED and one.check and not one.check.again
+    ]
+    if once:
+        sentence = f"{len(once)} records were checked before their timing and not after it, this is the first"
+        yield Finding(once[0], sentence, False)
+
+
 def bounds(found: Named) -> Iterator[Finding]:
     """Every timed row has its bound, the same kernel alone by the same commit; none is clearly faster."""
     alone: dict[tuple[Any, ...], dict[str | None, float]] = defaultdict(dict)
@@ -254,5 +264,6 @@ TOGETHER: tuple[Callable[[Named], Iterable[Finding]], ...] = (
     duplicates,
     one_table_one_way,
     program,
+    checked_once,
     bounds,
 )

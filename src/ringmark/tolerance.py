@@ -47,8 +47,11 @@ def rows_checked(seqlen_local: int, world_size: int) -> int:
 def allowed(own: float, dtype: str, elements: int) -> float:
     """What a tensor may be wrong by: twice the kernel's own error, whatever the method does on the way.
 
-    With few `elements` in a head of all ranks more is allowed, as the root of how far they fall short.
+    With few `elements` in a head of all ranks more is allowed, as the root of how far they fall short. Where
+    the kernel itself is broken nothing is: there is no measure.
     """
+    if not kernel_is_sane(own, dtype, elements):
+        return 0.0
     return _few(dtype, elements) * max(KERNEL_FACTOR * own, ALLOWED_MIN[dtype])
 
 
@@ -67,6 +70,8 @@ def _few(dtype: str, elements: int) -> float:
     return math.sqrt(max(1.0, ELEMENTS_ENOUGH / elements)) if dtype in ("bf16", "fp16") else 1.0
 
 
+# Sums over all rows that attention makes equal, and the tensors on either side (bench/balance.py).
+BALANCES = {"dout.out - dv.v": ("out", "dv"), "dq.q - dk.k": ("dq", "dk")}
 # A gap is normal with the answer's own error for its deviation, which is at most what is allowed of a tensor:
 # this many deviations, for the largest of some dozen heads.
 BALANCE_FACTOR = 4.0

@@ -18,9 +18,8 @@ from ringmark.bench.problem import Problem
 from ringmark.comm.mesh import Mesh
 from ringmark.methods.base import Method
 from ringmark.record import Balance, TensorError
-from ringmark.tolerance import balance_allowed
+from ringmark.tolerance import BALANCES, balance_allowed
 
-SIDES = {"dout.out - dv.v": ("out", "dv"), "dq.q - dk.k": ("dq", "dk")}
 _STEP = 1024
 
 
@@ -60,7 +59,7 @@ def check(method: Method, problem: Problem, mesh: Mesh, errors: dict[str, Tensor
     worst = [max(column) for column in zip(*gather.rows(mesh, gaps))]
     return {
         name: Balance(gap, balance_allowed(*(errors[side].allowed for side in sides)))
-        for gap, (name, sides) in zip(worst, SIDES.items())
+        for gap, (name, sides) in zip(worst, BALANCES.items())
     }
 
 

@@ -26,9 +26,8 @@ from ringmark.comm.mesh import Mesh
 from ringmark.kernels.base import Kernel
 from ringmark.methods.base import Method
 from ringmark.record import Check, TensorError
+from ringmark.tolerance import EVERY_ROW_UP_TO, ROWS_PER_PART, allowed
 
-ROWS_PER_PART = 16
-EVERY_ROW_UP_TO = 512  # query rows of the whole sequence: up to here all of them are checked
 FLOAT64_UP_TO = 1 << 33  # rows x keys x width: a reference this small is float64 for every dtype
 
 
@@ -82,7 +81,7 @@ def _graded(
         errors[name] = TensorError(
             relative_error=error.relative_error,
             kernel_relative_error=kernel_error,
-            allowed=yardstick.allowed(kernel_error, cell.shape.dtype, elements),
+            allowed=allowed(kernel_error, cell.shape.dtype, elements),
             rows_checked=rows_checked * mesh.world_size if by_rows else rows_total,
             rows_total=rows_total,
             worst_rank=error.rank,

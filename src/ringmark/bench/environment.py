@@ -85,17 +85,6 @@ def state(mesh: Mesh) -> dict[str, Any]:
     return {"ranks": gathered(mesh, mine)}
 
 
-def throttled(environment: Mapping[str, Any]) -> list[str]:
-    """Flags for a record whose GPUs complained before or after: like "throttled:hw_slowdown:rank3"."""
-    flags = []
-    for moment in ("before", "after"):
-        for rank, found in enumerate(environment.get(moment, {}).get("ranks", [])):
-            reasons = found["gpu"].get("throttle_reasons")
-            if isinstance(reasons, list):
-                flags += [f"throttled:{name}:rank{rank}" for name in reasons if name in nvml.COMPLAINTS]
-    return sorted(set(flags))
-
-
 def cpu_name() -> str:
     """The processor's own name."""
     try:

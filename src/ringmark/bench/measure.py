@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ringmark import flops, kernels, methods, peers
+from ringmark import flags, flops, kernels, methods, peers
 from ringmark.bench import balance, check, environment, gather, memory, timer
 from ringmark.bench import problem as problems
 from ringmark.bench.progress import Reporter
@@ -23,7 +23,7 @@ from ringmark.errors import UserError
 from ringmark.job import Item
 from ringmark.kernels.base import Kernel
 from ringmark.methods.base import Method
-from ringmark.record import Asked, Check, Failure, Ran, Record, Series, Status, Timing, headline
+from ringmark.record import Asked, Check, Failure, Ran, Record, Series, Status, TensorError, Timing, headline
 
 Refusal = tuple[Status, str]
 
@@ -88,7 +88,7 @@ def measure_cell(
         **base,
         status=Status.PASSED,
         ran=ran,
-        timing=flagged(timing, [*before.get("preflight_flags", []), *environment.throttled(around)]),
+        timing=flagged(timing, [*before.get("preflight_flags", []), *flags.throttled(around)]),
         check=checked,
         memory=used,
         profile=profiled,
@@ -96,10 +96,10 @@ def measure_cell(
     )
 
 
-def flagged(timing: Timing, flags: list[str]) -> Timing:
+def flagged(timing: Timing, told: list[str]) -> Timing:
     """A timing whose every series carries what a reader must know of the machine while it ran."""
     series: dict[Any, Series] = {
-        name: dataclasses.replace(one, flags=[*one.flags, *flags]) for name, one in timing.series.items()
+        name: dataclasses.replace(one, flags=[*one.flags, *told]) for name, one in timing.series.items()
     }
     return dataclasses.replace(timing, series=series)
 
@@ -212,8 +212,7 @@ def worst_rank(checked: Check) -> int | None:
 
 def wrong_sentence(checked: Check) -> str:
     bad = [
-        f"{name} is off by {error.relative_error:.2e} (allowed {error.allowed:.2e}), "
-        f"worst on rank {error.worst_rank}"
+        f"{name} is off by {error.relative_error:.2e} ({_limit(error)}), worst on rank {error.worst_rank}"
         + (f", and {error.nonfinite} of its elements are no numbers" if error.nonfinite else "")
         for name, error in checked.errors.items()
         if not error.ok
@@ -224,3 +223,10 @@ def wrong_sentence(checked: Check) -> str:
         if not sums.ok
     ]
     return "the answer is wrong: " + "; ".join(bad)
+
+
+def _limit(error: TensorError) -> str:
+    if error.allowed:
+        return f"allowed {error.allowed:.2e}"
+    own = error.kernel_relative_error
+    return f"nothing is allowed: the kernel alone is off by {own:.2e}, which is no rounding"

@@ -20,6 +20,7 @@ from typing import Literal
 
 import torch
 
+from ringmark import flags
 from ringmark.bench import gather
 from ringmark.comm.mesh import Mesh
 from ringmark.record import Asked, Protocol, Series
@@ -29,9 +30,6 @@ Body = Callable[[], object]
 Times = tuple[list[float], list[float]]  # this rank's samples and wall times, in ms
 StoppedBy = Literal["ci_target", "max_iterations", "time_limit"]
 
-DISAGREEMENT_ALLOWED = 0.02
-# Waking up after a synchronisation costs the host some microseconds: a smaller gap says nothing.
-DISAGREEMENT_FLOOR_MS = 0.1
 _REASONS: tuple[StoppedBy, ...] = ("ci_target", "max_iterations", "time_limit")
 
 
@@ -163,9 +161,6 @@ def _series(
     mesh: Mesh, samples: list[list[float]], walls: list[list[float]], stopped_by: StoppedBy
 ) -> Series:
     fraction, gap_ms = clock_disagreement(samples, walls)
-    flags = []
-    if fraction > DISAGREEMENT_ALLOWED and gap_ms > DISAGREEMENT_FLOOR_MS:
-        flags.append("clocks_disagree")
     return Series(
         samples_ms=samples,
         wall_ms=walls,
@@ -173,7 +168,7 @@ def _series(
         stopped_by=stopped_by,
         clock="cuda_events" if mesh.device.type == "cuda" else "monotonic",
         clock_disagreement=fraction,
-        flags=flags,
+        flags=flags.of_clocks(fraction, gap_ms),
     )
 
 
