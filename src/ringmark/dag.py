@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
+from ringmark import aside, image, orphans, schema, submit
 from ringmark import config as configs
-from ringmark import image, orphans, schema, submit
 from ringmark import job as jobs
 from ringmark.cluster import Cluster
 from ringmark.errors import UserError
@@ -81,6 +81,13 @@ class Campaign:
     def minutes(self, job_id: str) -> int:
         """The time limit of one job."""
         return submit.minutes(next(job for job in self.jobs if job.id == job_id), self.config)
+
+    def check(self) -> None:
+        """Refuse to measure over records that were asked for otherwise, before anything is planned."""
+        try:
+            aside.check(self.config.campaign, [item for job in self.jobs for item in job.items])
+        except UserError as error:
+            raise SystemExit(f"ringmark: {error}") from None
 
     def announce(self) -> None:
         """Say what a campaign on a cluster will do: cells, node-minutes, the commands of one job."""

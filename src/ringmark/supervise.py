@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
-from ringmark import diagnose, record
+from ringmark import aside, diagnose, record
 from ringmark import job as jobs
 from ringmark.bench import progress
 from ringmark.errors import UserError
@@ -36,6 +36,7 @@ def run(job: jobs.Job, job_file: Path, say: Say = print) -> list[Record]:
     """Measure every pending cell of a job; returns the records of all, in the job's order."""
     check_writable(Path(job.folder))
     with only_one(job):
+        aside.check(job.campaign, job.items)
         clock = Eta(len(job.pending()), say)
         site = Site(job) if job.pending() else None
         fruitless = not_started = 0

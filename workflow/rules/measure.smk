@@ -1,6 +1,6 @@
 # Records are not outputs of a rule: Snakemake deletes the outputs of a job that it starts or interrupts, and
 # a record, once measured, is never thrown away. A job's output is the list of its records, written when all
-# are there; a rerun measures only what is missing (`ringmark job`).
+# are there; a rerun measures only what is missing, and one that would replace a record is refused (`ringmark job`).
 
 
 def jobs_file(wildcards):

@@ -25,11 +25,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only cells whose key matches, like '/S131072_fwd_bwd$' (one run for all)",
     )
     parser.add_argument("--repeat", type=int, help="only this repeat, counted from 0")
+    parser.add_argument(
+        "--again", action="store_true", help="move records that were asked for otherwise aside first"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     config = configs.read(args.config)
-    planned = plan.write(config, args.results)
+    wanted = configs.jobs(config, args.results)
+    planned = plan.write(config, args.results, wanted, args.again)
     if args.match is not None or args.repeat is not None:
         planned = matching(planned, args.match or "", args.repeat, args.results / config.campaign)
     counts: Counter[str] = Counter()

@@ -6,9 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
+from ringmark import aside, record, schema
 from ringmark import config as configs
 from ringmark import job as jobs
-from ringmark import record, schema
 from ringmark.errors import UserError
 
 HELP = "write the job files of a campaign's config (the workflow calls this)"
@@ -18,6 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="?", help="a config file, like config/local.yaml")
     parser.add_argument("--from-json", metavar="TEXT", help="the config itself, instead of a file")
     parser.add_argument("--results", type=Path, default=Path("results"), help="where campaigns live")
+    parser.add_argument(
+        "--again", action="store_true", help="move records that were asked for otherwise aside first"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,17 +30,23 @@ def run(args: argparse.Namespace) -> int:
         config = configs.read(args.config)
     else:
         config = configs.from_data(json.loads(args.from_json), "--from-json")
-    planned = write(config, args.results)
+    planned = write(config, args.results, configs.jobs(config, args.results), args.again)
     print(f"{len(configs.cells(config)) * config.repeats} cells in {len(planned)} jobs of {config.campaign}")
     return 0
 
 
-def write(config: configs.Config, results: Path) -> list[tuple[jobs.Job, Path]]:
-    """The jobs of a campaign with the files that they were written to."""
+def write(
+    config: configs.Config, results: Path, wanted: list[jobs.Job], again: bool = False
+) -> list[tuple[jobs.Job, Path]]:
+    """The jobs with the files that they were written to; `again` moves records of another question aside."""
     folder = results / config.campaign
+    items = [item for job in wanted for item in job.items]
+    if again and (moved := aside.move(folder, items)):
+        print(f"records that were asked for otherwise are in {moved}")
+    aside.check(config.campaign, items)
     record.write_atomic(folder / "campaign.json", json.dumps(schema.dump(config), indent=1) + "\n")
     planned = []
-    for job in configs.jobs(config, results):
+    for job in wanted:
         path = folder / "jobs" / f"{job.id}.job.json"
         jobs.save(job, path)
         planned.append((job, path))

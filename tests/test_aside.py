@@ -1,0 +1,103 @@
+"""A passed record is never overwritten: another question is refused up front, or the record moved aside."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from make_records import make
+from ringmark import cli, dag, job, record, supervise
+from ringmark import config as configs
+from ringmark.errors import UserError
+
+CONFIG: dict[str, Any] = {
+    "campaign": "c",
+    "device": "cpu",
+    "mesh": {"nodes": 1, "gpus": 2},
+    "preflight": False,
+    "grids": [
+        {
+            "methods": ["ring"],
+            "seqlen_global": [64],
+            "shapes": [{"num_heads_q": 2, "num_heads_kv": 2, "head_dim": 16, "dtype": "fp32"}],
+            "phases": ["fwd"],
+        }
+    ],
+}
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A campaign under results/ with its two records; its config is c.yaml, changed.yaml asks otherwise."""
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text(yaml.safe_dump(CONFIG))
+    Path("changed.yaml").write_text(yaml.safe_dump({**CONFIG, "measure": {"warmup": 4}}))
+    assert cli.main(["plan", "c.yaml"]) == 0
+    for item in planned("c.yaml").items:
+        found = make(item.cell, campaign="c")
+        record.write(dataclasses.replace(found, asked=item.asked), Path(item.out))
+    return tmp_path
+
+
+def planned(config: str) -> job.Job:
+    (made,) = configs.jobs(configs.read(Path(config)), Path("results"))
+    return made
+
+
+def files() -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in Path("results").rglob("*") if path.is_file()}
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("argv", [["plan"], ["campaign"], ["campaign", "--match", "ring"]])
+def test_another_question_is_refused_before_anything_is_written(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files()
+    assert cli.main([argv[0], "changed.yaml", *argv[1:]]) == 2
+    said = capsys.readouterr().err
+    assert "2 passed records of campaign c were asked for otherwise (warmup 3, now 4)" in said
+    assert "--again" in said
+    assert files() == before
+
+
+@pytest.mark.usefixtures("measured")
+def test_the_workflow_refuses_it_before_it_plans() -> None:
+    dag.Campaign.from_snakemake(CONFIG).check()
+    with pytest.raises(SystemExit, match="2 passed records of campaign c were asked for otherwise"):
+        dag.Campaign.from_snakemake({**CONFIG, "seed": 1}).check()
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_job_planned_by_other_hands_is_refused_too(capsys: pytest.CaptureFixture[str]) -> None:
+    made, before = planned("changed.yaml"), [*Path("results").rglob("records/**/*.json")]
+    job.save(made, Path("j.json"))
+    with pytest.raises(UserError, match="are not overwritten"):
+        supervise.run(made, Path("j.json"))
+    assert cli.main(["job", "j.json"]) == 2
+    assert all(record.read(path).asked.warmup == 3 for path in before)
+
+
+@pytest.mark.usefixtures("measured")
+def test_again_moves_the_records_aside_with_their_traces(capsys: pytest.CaptureFixture[str]) -> None:
+    out = Path(planned("c.yaml").items[0].out)
+    out.with_suffix(".trace.json.gz").write_bytes(b"trace")
+    before = {path.name: path.read_bytes() for path in Path("results").rglob("records/**/*.*")}
+    assert cli.main(["plan", "changed.yaml", "--again"]) == 0
+    aside = Path(capsys.readouterr().out.split("are in ")[1].split()[0])
+    assert {path.name: path.read_bytes() for path in aside.rglob("*.*")} == before
+    assert planned("changed.yaml").pending() == [0, 1]
+    assert json.loads(Path("results/c/campaign.json").read_text())["measure"]["warmup"] == 4
+
+
+@pytest.mark.usefixtures("measured")
+def test_what_fails_in_the_same_question_leaves_the_record(capsys: pytest.CaptureFixture[str]) -> None:
+    before = files()
+    assert cli.main(["plan", "c.yaml", "--again"]) == 0
+    assert planned("c.yaml").pending() == []
+    assert files() == before
