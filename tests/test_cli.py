@@ -108,3 +108,26 @@ def test_run_prints_one_row_beside_its_bound_and_writes_both(
     medians = [one.timing.headline.summary.median for one in (found, bound) if one.timing]
     assert float(row[5]) == pytest.approx(medians[0], abs=1e-3)
     assert float(row[-3]) == pytest.approx(medians[1] / medians[0], abs=1e-3)
+
+
+def test_a_campaign_for_gpus_that_are_not_here_is_refused_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    argv = ["campaign", "config/h200x4.yaml", "--match", "S65536_fwd$", "--results", str(tmp_path)]
+    assert cli.main(argv) == 2
+    assert "no GPU is visible" in capsys.readouterr().err
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert cli.main(argv) == 2
+    assert "mesh 1x4 needs 4 GPUs, 2 are visible" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_job_for_gpus_that_are_not_here_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert cli.main(["plan", "config/h200x4.yaml", "--results", str(tmp_path)]) == 0
+    first = min(tmp_path.rglob("*.job.json"))
+    assert cli.main(["job", str(first)]) == 2
+    assert "the ranks did not start: no GPU is visible" in capsys.readouterr().err

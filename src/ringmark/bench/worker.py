@@ -18,13 +18,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from ringmark import host, record
 from ringmark import job as jobs
-from ringmark import record
 from ringmark.bench import environment, gather, preflight
 from ringmark.bench.agent import die_with_parent
 from ringmark.bench.measure import measure_cell
 from ringmark.bench.progress import Reporter
 from ringmark.comm.mesh import Mesh
+from ringmark.errors import UserError
 from ringmark.record import Record, Status
 
 EXIT_FAILED = 3
@@ -64,6 +65,9 @@ def join(job: jobs.Job) -> Mesh:
     cuda = torch.cuda.is_available() if job.device == "auto" else job.device == "cuda"
     if job.virtual_nodes:
         os.environ["NCCL_HOSTID"] = f"ringmark-node{rank // job.mesh.gpus}"
+    if cuda and local >= torch.cuda.device_count():
+        host.gpus_for("cuda")  # says what to do where there is none at all
+        raise UserError(f"rank {rank} has no GPU: {torch.cuda.device_count()} are visible on its node")
     if cuda:
         torch.cuda.set_device(local)
     else:
@@ -88,7 +92,7 @@ def classify(error: Exception) -> tuple[Status, str, str, bool]:
     """(status, reason, detail, secondary) of an exception that ends a rank."""
     detail = "".join(traceback.format_exception(error))[-4000:]
     text = " ".join(str(error).split())
-    reason = f"{type(error).__name__}: {text}"[:500]
+    reason = (text if isinstance(error, UserError) else f"{type(error).__name__}: {text}")[:500]
     # torch's own allocators, then the driver and NCCL, which have no exception of their own for it.
     full = ("can't allocate memory", "driver error: out of memory", "failure 2 'out of memory'")
     if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or any(words in text for words in full):

@@ -8,10 +8,11 @@ from collections import Counter
 from pathlib import Path
 
 from ringmark import config as configs
+from ringmark import host, supervise
 from ringmark import job as jobs
-from ringmark import supervise
 from ringmark.commands import plan
 from ringmark.errors import UserError
+from ringmark.site import Site
 
 HELP = "measure a campaign on this host, job after job (for hosts without Snakemake)"
 
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = configs.read(args.config)
     wanted = configs.jobs(config, args.results)
+    check_place(wanted[0])
     planned = plan.write(config, args.results, wanted, args.again)
     if args.match is not None or args.repeat is not None:
         planned = matching(planned, args.match or "", args.repeat, args.results / config.campaign)
@@ -41,6 +43,13 @@ def run(args: argparse.Namespace) -> int:
         counts.update(found.status.value for found in supervise.run(job, path))
     print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
     return 0
+
+
+def check_place(job: jobs.Job) -> None:
+    """Say at once, before anything is written, that a campaign's jobs cannot run here."""
+    site = Site(job)  # an allocation of the size that is needed, where the cluster has a scheduler
+    if not site.hosts and (job.cluster is None or job.cluster.runtime == "bare"):
+        host.check_fits(job.mesh, host.gpus_for(job.device))
 
 
 def matching(

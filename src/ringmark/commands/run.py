@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from ringmark import config as configs
-from ringmark import cost, fabric, record, supervise
+from ringmark import cost, fabric, host, record, supervise
 from ringmark import job as jobs
 from ringmark.catalog import native_names, peer_names
 from ringmark.cell import DTYPES, PHASES, Cell, Dtype, MeshShape, Shape, parse_option, parse_row
@@ -63,9 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    gpus = 0 if args.device == "cpu" else visible_gpus()
-    if args.device == "cuda" and not gpus:
-        raise UserError("no GPU is visible: start the container with --gpus all, or choose --device cpu")
+    gpus = host.gpus_for(args.device)
     if not gpus:
         print("no GPU is used: the ranks run on the CPU with gloo (for GPUs: docker run --gpus all ...)")
     cell = cell_of(args, gpus)
@@ -81,17 +79,6 @@ def run(args: argparse.Namespace) -> int:
     return 0 if found.status is Status.PASSED else 1
 
 
-def visible_gpus() -> int:
-    """How many GPUs torch sees."""
-    try:
-        import torch
-    except ImportError:
-        raise UserError(
-            "torch is not installed: 'make env' sets up this checkout, or use the image"
-        ) from None
-    return torch.cuda.device_count()
-
-
 def cell_of(args: argparse.Namespace, gpus: int) -> Cell:
     """The cell that the arguments name."""
     method, options = parse_row(args.method)
@@ -104,10 +91,7 @@ def cell_of(args: argparse.Namespace, gpus: int) -> Cell:
             raise UserError(f"--option {assignment!r} is no assignment: write NAME=VALUE")
         options[name] = parse_option(value)
     mesh = MeshShape.parse(args.mesh) if args.mesh else MeshShape(1, gpus or 2)
-    if gpus and mesh.world_size > gpus:
-        raise UserError(
-            f"mesh {mesh} needs {mesh.world_size} GPUs, {gpus} are visible: choose a smaller mesh"
-        )
+    host.check_fits(mesh, gpus)
     dtype: Dtype = args.dtype or ("bf16" if gpus else "fp32")
     try:
         shape = Shape(args.batch, args.heads, args.kv_heads or args.heads, args.head_dim, dtype, args.mask)
