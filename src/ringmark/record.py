@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -238,28 +239,34 @@ def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> N
     """Write a file so that a reader, or a crash, sees the whole of it or nothing.
 
     What can be made again at any time need not be durable: it may be lost with the machine's power.
+    An unwritable place is told in one sentence, whoever writes there.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content if isinstance(content, bytes) else content.encode("utf-8")
+    with in_place_of(path) as temporary, open(temporary, "wb") as file:
+        file.write(data)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+@contextmanager
+def in_place_of(path: Path) -> Iterator[Path]:
+    """A file beside `path` to write to, which takes its name once it is whole."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
-            file.write(content if isinstance(content, bytes) else content.encode("utf-8"))
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"cannot write {path}: {reason}; choose a place that can be written") from None
 
 
 def write(record: Record, path: Path) -> None:
-    """Write a record; an unwritable place is told in one sentence."""
-    try:
-        write_atomic(path, json.dumps(schema.dump(record), indent=1, allow_nan=False) + "\n")
-    except OSError as error:
-        raise UserError(
-            f"cannot write {path}: {error.strerror}; choose a place that can be written"
-        ) from None
+    write_atomic(path, json.dumps(schema.dump(record), indent=1, allow_nan=False) + "\n")
 
 
 def read(path: Path) -> Record:

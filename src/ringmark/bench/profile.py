@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ringmark import record
 from ringmark.bench import gather, timeline
 from ringmark.comm.mesh import Mesh
 
@@ -39,11 +40,8 @@ def profile(body: Callable[[], object], mesh: Mesh, record_file: str) -> dict[st
 
 def save(trace: dict[str, Any], path: Path) -> None:
     """Write a trace, compressed, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with gzip.open(temporary, "wt", encoding="utf-8") as file:
+    with record.in_place_of(path) as temporary, gzip.open(temporary, "wt", encoding="utf-8") as file:
         json.dump(trace, file)
-    temporary.replace(path)
 
 
 def _trace(body: Callable[[], object], mesh: Mesh) -> dict[str, Any]:

@@ -61,7 +61,6 @@ def run(args: argparse.Namespace) -> int:
                 _print(argv)
             return 0
         image_id = image.digest_in(id_file.read_text(encoding="utf-8"))
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     packages = args.out.with_suffix(".packages.json")
     bill = image.bill_of_materials(package_list(builder, tag), image_id)
     write_atomic(packages, json.dumps(bill, indent=1) + "\n")

@@ -19,6 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     job = jobs.load(args.job)
+    if args.done:
+        supervise.check_writable(args.done.parent)
     found = supervise.run(job, args.job)
     if args.done:
         listing = [{"record": item.out, "status": one.status.value} for item, one in zip(job.items, found)]

@@ -15,7 +15,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ringmark.errors import UserError
     from ringmark.record import write_atomic
     from ringmark.tables import campaign, collect, group, plot
 
@@ -26,10 +25,7 @@ def run(args: argparse.Namespace) -> int:
     for name, figure in plot.pictures(group.groups(collect.checked(found).rows)):
         for kind in args.format or plot.FORMATS:
             target = folder / f"{name}.{kind}"
-            try:
-                write_atomic(target, plot.save(figure, kind), durable=False)
-            except OSError as error:
-                raise UserError(f"cannot write {target}: {error.strerror}; make it writable") from None
+            write_atomic(target, plot.save(figure, kind), durable=False)
             count += 1
     print(f"{count} files in {folder}")
     return 0

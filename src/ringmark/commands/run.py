@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         print("no GPU is used: the ranks run on the CPU with gloo (for GPUs: docker run --gpus all ...)")
     cell = cell_of(args, gpus)
     if args.out is not None:
-        supervise.check_writable(args.out.resolve().parent)
+        check_out(args.out)
     warn_if_slow(cell, gpus)
     with tempfile.TemporaryDirectory(prefix="ringmark-") as folder:
         found, bound = measure(args, cell, bool(gpus), Path(folder))
@@ -77,6 +77,13 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(found.failure.reason)  # what was asked cannot be: a mistake, told in one sentence
     print(headline_row(found, bound))
     return 0 if found.status is Status.PASSED else 1
+
+
+def check_out(out: Path) -> None:
+    """Say at once that the record could not be kept, before minutes are spent measuring."""
+    if out.is_dir():
+        raise UserError(f"--out {out} is a folder: name the record's file, like {out / 'record.json'}")
+    supervise.check_writable(out.resolve().parent)
 
 
 def cell_of(args: argparse.Namespace, gpus: int) -> Cell:

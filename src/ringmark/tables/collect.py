@@ -157,15 +157,9 @@ def _text(value: Any) -> str:
 def write(collected: Collected) -> list[Path]:
     """Write cells.csv, and cells.parquet where pyarrow is there; what was written."""
     target = collected.campaign.folder / "cells.csv"
-    try:
-        records.write_atomic(target, csv_text(collected.rows))
-        written = [target]
-        parquet = target.with_suffix(".parquet")
-        if _write_parquet(collected.rows, parquet):
-            written.append(parquet)
-    except OSError as error:
-        raise UserError(f"cannot write {target}: {error.strerror}; make the folder writable") from None
-    return written
+    records.write_atomic(target, csv_text(collected.rows))
+    parquet = target.with_suffix(".parquet")
+    return [target, parquet] if _write_parquet(collected.rows, parquet) else [target]
 
 
 def _plain(kind: object) -> str:
@@ -190,10 +184,6 @@ def _write_parquet(rows: Sequence[CellRow], target: Path) -> bool:
         [(name, kinds.get(_plain(fields[name].type), pyarrow.string())) for name in COLUMNS]
     )
     columns = {name: [getattr(row, name) for row in rows] for name in COLUMNS}
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
+    with records.in_place_of(target) as temporary:
         pyarrow.parquet.write_table(pyarrow.table(columns, schema=schema), temporary, compression="zstd")
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
     return True

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ringmark.errors import UserError
 from ringmark.published.claim import read_csv
 from ringmark.record import write_atomic
 from ringmark.tables import (
@@ -96,8 +95,5 @@ def write(files: Files) -> list[Path]:
     """Write what is stale; what was written."""
     written = stale(files)
     for path in written:
-        try:
-            write_atomic(path, files[path], durable=False)
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror}; make its folder writable") from None
+        write_atomic(path, files[path], durable=False)
     return written
