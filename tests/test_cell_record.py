@@ -161,3 +161,10 @@ def test_schemas_describe_what_is_read() -> None:
     data["cell"]["metod"] = "x"
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(data, described)
+
+
+def test_a_timing_without_a_series_is_no_timing() -> None:
+    data = schema.dump(passed_record(0))
+    data["timing"]["series"] = {}
+    with pytest.raises(UserError, match=r"r.json.timing: series is empty"):
+        record.from_json(data, "r.json")

@@ -47,6 +47,7 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
         (["cells", "no/such.yaml"], "cannot read config"),
         (["job", "no/such.json"], "no readable job"),
         (["plan"], "name a config file"),
+        (["plan", "--from-json", '{"a'], "--from-json is no valid JSON"),
     ],
 )
 def test_mistakes_get_one_sentence(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

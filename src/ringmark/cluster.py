@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import yaml
-
-from ringmark import fabric, schema
+from ringmark import fabric, schema, yamlfile
 from ringmark.cell import MeshShape
 from ringmark.errors import UserError
 
 Scheduler = Literal["slurm", "none"]
+_MAY_BE_0 = ("gpus_per_node", "mem_mb")  # a CPU cluster; what the site gives to a whole node
 Runtime = Literal["bare", "docker", "podman", "apptainer", "enroot", "pyxis"]
 
 
@@ -51,9 +50,10 @@ class Cluster:
     container_extra: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "cpus_per_node", "time_limit_min"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: give a number of at least 1")
+        for name in ("nodes", "gpus_per_node", "cpus_per_node", "time_limit_min", "mem_mb"):
+            number, least = getattr(self, name), 0 if name in _MAY_BE_0 else 1
+            if number is not None and number < least:
+                raise ValueError(f"{name} is {number}: give a number of at least {least}")
         if self.runtime == "pyxis" and self.scheduler != "slurm":
             raise ValueError("runtime pyxis is a part of srun: choose scheduler slurm, or runtime enroot")
         if self.scheduler == "none" and self.nodes > 1:
@@ -78,12 +78,6 @@ def real_geometry(mesh: MeshShape, virtual_nodes: bool) -> tuple[int, int]:
 
 def read(path: Path) -> Cluster:
     """The cluster in a YAML file."""
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read cluster file {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
-    found = schema.load(Cluster, data, str(path))
+    found = schema.load(Cluster, yamlfile.read(path, "cluster file"), str(path))
     fabric.variables(found.fabric)
     return found

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from ringmark import aside, image, orphans, schema, submit
+from ringmark import aside, image, orphans, schema, submit, yamlfile
 from ringmark import config as configs
 from ringmark import job as jobs
 from ringmark.cluster import Cluster
@@ -154,4 +152,4 @@ def with_default(given: dict[str, Any]) -> dict[str, Any]:
     """`given` if it is a whole config; else the default config with `given` laid over it."""
     if "campaign" in given:
         return given
-    return {**yaml.safe_load(DEFAULT_CONFIG.read_text(encoding="utf-8")), **given}
+    return {**yamlfile.read(DEFAULT_CONFIG, "config"), **given}

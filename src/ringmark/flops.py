@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any
 
-import yaml
-
+from ringmark import yamlfile
 from ringmark.cell import Cell
 
 FACTOR = {"fwd": 1.0, "bwd": 2.5, "fwd_bwd": 3.5}
@@ -70,7 +68,6 @@ def nvlink_gb_per_s(device_name: str) -> float | None:
 
 @cache
 def _stated(device_name: str) -> dict[str, Any]:
-    text = resources.files("ringmark").joinpath("data/peaks.yaml").read_text(encoding="utf-8")
-    devices = yaml.safe_load(text)["devices"]
+    devices = yamlfile.packaged("data/peaks.yaml")["devices"]
     matching = [name for name in devices if name.lower() in device_name.lower()]
     return devices[max(matching, key=len)] if matching else {}

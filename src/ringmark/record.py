@@ -8,6 +8,7 @@ A passed record has a timing, a check and a memory figure; any other has a reaso
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -53,6 +54,8 @@ class Asked:
     profile: bool = False
 
     def __post_init__(self) -> None:
+        if not self.protocols or len(set(self.protocols)) < len(self.protocols):
+            raise ValueError(f"protocols is {self.protocols}: name isolated, pipelined or both, each once")
         if self.warmup < 3:
             raise ValueError(f"warmup is {self.warmup}: at least 3 untimed iterations come before a timing")
         if not 1 <= self.min_iterations <= self.max_iterations:
@@ -60,6 +63,11 @@ class Asked:
                 f"iterations from {self.min_iterations} to {self.max_iterations}: "
                 "give min_iterations of at least 1 and max_iterations not below it"
             )
+        for name in ("warmup_s", "ci_target", "time_limit_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}: give a number, 0 or more")
+        if not self.time_limit_s:
+            raise ValueError("time_limit_s is 0: give more, or nothing is timed")
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,10 @@ class Timing:
     floor_ms: float
     series: dict[Protocol, Series]
     tflops_per_gpu: float
+
+    def __post_init__(self) -> None:
+        if not self.series:
+            raise ValueError("series is empty: a timing has one for each protocol that was asked for")
 
     @property
     def headline(self) -> Series:

@@ -7,6 +7,7 @@ fit, naming the place and the nearest valid key; `dump` is its inverse; `json_sc
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -123,6 +124,8 @@ def _mapping_loader(value_kind: Any) -> _Loader:
 
 def _scalar_loader(kind: Any) -> _Loader:
     def load_scalar(data: Any) -> Any:
+        if kind is float and isinstance(data, float) and not math.isfinite(data):
+            raise _MisfitError(f" must be a finite number, not {data!r}")
         if type(data) is kind:
             return data
         if kind is float and isinstance(data, int) and not isinstance(data, bool):
@@ -186,7 +189,7 @@ def _dataclass_loader(kind: type) -> _Loader:
                 raise _MisfitError(f" lacks the key {name!r}: add it")
         try:
             return kind(**values)
-        except ValueError as error:  # a dataclass's own law, told in its words
+        except (ValueError, UserError) as error:  # a dataclass's own law, told in its words
             raise _MisfitError(f": {error}") from None
 
     return load_dataclass

@@ -16,15 +16,13 @@ import platform
 import statistics
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import yaml
 
-from ringmark import flops, record
+from ringmark import flops, record, yamlfile
 from ringmark.bench import environment, gather, nvml, timer
 from ringmark.comm.mesh import Axis, Group, Mesh
 from ringmark.errors import UserError
@@ -36,8 +34,8 @@ Rules = Mapping[str, Any]
 
 def rules() -> Rules:
     """The thresholds and sizes of data/preflight.yaml."""
-    text = resources.files("ringmark").joinpath("data/preflight.yaml").read_text(encoding="utf-8")
-    return yaml.safe_load(text)  # type: ignore[no-any-return]
+    found: Rules = yamlfile.packaged("data/preflight.yaml")
+    return found
 
 
 def once(mesh: Mesh, path: Path, allow_slow: bool = False) -> list[str]:

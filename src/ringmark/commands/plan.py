@@ -29,10 +29,17 @@ def run(args: argparse.Namespace) -> int:
     if args.config is not None:
         config = configs.read(args.config)
     else:
-        config = configs.from_data(json.loads(args.from_json), "--from-json")
+        config = configs.from_data(parsed(args.from_json), "--from-json")
     planned = write(config, args.results, configs.jobs(config, args.results), args.again)
     print(f"{len(configs.cells(config)) * config.repeats} cells in {len(planned)} jobs of {config.campaign}")
     return 0
+
+
+def parsed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"--from-json is no valid JSON: {error}") from None
 
 
 def write(

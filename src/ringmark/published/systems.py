@@ -5,11 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib import resources
 
-import yaml
-
-from ringmark import schema
+from ringmark import schema, yamlfile
 
 
 @dataclass(frozen=True)
@@ -24,8 +21,7 @@ class System:
 
 @lru_cache(maxsize=1)
 def known() -> tuple[System, ...]:
-    text = resources.files("ringmark").joinpath("data/published_systems.yaml").read_text(encoding="utf-8")
-    rows = yaml.safe_load(text)["systems"]
+    rows = yamlfile.packaged("data/published_systems.yaml")["systems"]
     return tuple(schema.load(System, row, f"published_systems[{i}]") for i, row in enumerate(rows))
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml
-
-from ringmark import schema
-from ringmark.errors import UserError
+from ringmark import schema, yamlfile
 
 METRICS = ("time", "rate", "throughput", "memory", "ratio")
 
@@ -47,8 +44,4 @@ class Tolerances:
 
 
 def read_tolerances(path: Path) -> Tolerances:
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read {path} ({error}); name a file of tolerances") from None
-    return schema.load(Tolerances, data, str(path))
+    return schema.load(Tolerances, yamlfile.read(path, "tolerances"), str(path))

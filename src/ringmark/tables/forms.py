@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
-import yaml
-
-from ringmark import schema
+from ringmark import schema, yamlfile
 from ringmark.errors import UserError, nearest
 from ringmark.tables.numbers import decimals, fixed
 from ringmark.tables.table import Entry, Table
@@ -48,8 +45,7 @@ class Forms:
 @cache
 def forms() -> dict[str, Form]:
     """The forms there are, by name."""
-    text = resources.files("ringmark").joinpath("data/forms.yaml").read_text(encoding="utf-8")
-    return schema.load(Forms, yaml.safe_load(text), "data/forms.yaml").forms
+    return schema.load(Forms, yamlfile.packaged("data/forms.yaml"), "data/forms.yaml").forms
 
 
 def form(name: str) -> Form:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
-import yaml
-
+from ringmark import catalog, schema, yamlfile
+from ringmark.cell import parse_row
+from ringmark.errors import nearest
 from ringmark.flops import FORMULA
 from ringmark.tables import comparison, facts, profiles, verdicts
 from ringmark.tables.collect import Collected
@@ -56,11 +56,34 @@ class Page:
         return tuple(table for group in self.groups for table in group.tables)
 
 
+@dataclass(frozen=True)
+class Block:
+    """A block of Markdown files: its template, and the campaigns of which it shows the first there is."""
+
+    kind: str
+    campaigns: list[str]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What data/tables.yaml holds."""
+
+    speedup_bases: list[str]
+    blocks: dict[str, Block]
+
+    def __post_init__(self) -> None:
+        known = [*catalog.native_names(), *catalog.peer_names()]
+        for base in self.speedup_bases:
+            method, _ = parse_row(base)
+            if method not in known:
+                raise ValueError(f"speedup_bases: there is no method {method!r}; {nearest(method, known)}")
+
+
 def choices() -> dict[str, Any]:
     """What a table shows where there is a choice (data/tables.yaml)."""
-    text = resources.files("ringmark").joinpath("data/tables.yaml").read_text(encoding="utf-8")
-    loaded: dict[str, Any] = yaml.safe_load(text)
-    return loaded
+    where = "data/tables.yaml"
+    found: dict[str, Any] = schema.dump(schema.load(Choices, yamlfile.packaged(where), where))
+    return found
 
 
 def page(collected: Collected, found: list[Group]) -> Page:
