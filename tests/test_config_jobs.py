@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
-from ringmark import catalog, dag, job
+from ringmark import catalog, cluster, dag, job, yamlfile
 from ringmark import config as configs
 from ringmark.errors import UserError
 
@@ -113,6 +116,27 @@ def test_a_job_is_read_back_equal(tmp_path: Path) -> None:
         ({"measure": {"warmpu": 3}}, "did you mean 'warmup'?"),
         ({"measure": {"warmup": 1}}, "at least 3 untimed iterations"),
         ({"measure": {"min_iterations": 9, "max_iterations": 3}}, "not below it"),
+        ({"measure": {"ci_target": -1}}, "ci_target is -1"),
+        ({"measure": {"time_limit_s": -1}}, "time_limit_s is -1"),
+        ({"measure": {"time_limit_s": 0}}, "time_limit_s is 0"),
+        ({"measure": {"warmup_s": -4}}, "warmup_s is -4"),
+        ({"measure": {"warmup_s": math.nan}}, "measure.warmup_s must be a finite number, not nan"),
+        ({"measure": {"protocols": []}}, "protocols is []"),
+        ({"measure": {"protocols": ["isolated", "isolated"]}}, "each once"),
+        ({"cell_limit_s": -1}, "cell_limit_s is -1"),
+        ({"start_limit_s": 0}, "start_limit_s is 0"),
+        (with_grid(seqlen_global=[-1]), "grids[0]: seqlen_global is -1"),
+        (with_grid(methods=["ring+wire=a b"]), "grids[0]: methods: ring+wire=a b: wire is a b"),
+        (with_grid(kernels=["a/b"]), "grids[0]: there is no kernel 'a/b'"),
+        (with_grid(kernels=["flash9"]), "there is no kernel 'flash9'; did you mean"),
+        (with_grid(methods=["ring+foo=1"]), "ring has no option 'foo'"),
+        (with_grid(methods=["ring+wire=x"]), "wire is x: choose one of auto, native, float32"),
+        (with_grid(methods=["te_p2p+backend=flsh"]), "backend is flsh: choose one of auto, fused"),
+        (with_grid(methods=["nativ"]), "did you mean 'native'?"),
+        (with_grid(methods=["xyz"]), "peers"),
+        ({"campaign": "published"}, "is taken"),
+        ({"campaign": "opt_bwd"}, "is taken"),
+        ({"campaign": "templates"}, "is taken"),
     ],
 )
 def test_mistakes_name_the_key_and_the_nearest_valid_one(change: dict, says: str) -> None:
@@ -127,6 +151,40 @@ def test_no_yaml_is_told(tmp_path: Path) -> None:
         configs.read(tmp_path / "x.yaml")
     with pytest.raises(UserError, match="cannot read config"):
         configs.read(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"campaign: \xff\xfe", "is not UTF-8 text"),
+        (b"campaign: a\nmesh: {gpus: 2}\ncampaign: b\n", "line 3 gives the key 'campaign' again"),
+        (b"campaign: a\nmesh: {gpus: 2, gpus: 4}\n", "gives the key 'gpus' again"),
+        (b"campaign: 2026-99-99\n", "is no valid YAML"),
+    ],
+)
+@pytest.mark.parametrize("reader", [configs.read, cluster.read])
+def test_every_file_of_a_user_is_read_with_the_same_care(
+    reader: Callable[[Path], object], data: bytes, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "x.yaml").write_bytes(data)
+    with pytest.raises(UserError) as caught:
+        reader(tmp_path / "x.yaml")
+    assert says in str(caught.value)
+
+
+def test_a_merged_key_may_be_given_another_value(tmp_path: Path) -> None:
+    text = "a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}\nc: {<<: [*a, {y: 4}]}\n"
+    assert yamlfile.parse(text, "x.yaml")["b"] == {"x": 3, "y": 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [({"mem_mb": -4}, "mem_mb is -4"), ({"gpus_per_node": -1}, "gpus_per_node is -1")],
+)
+def test_a_cluster_of_negative_size_is_refused(change: dict, says: str, tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump({"name": "x", **change}))
+    with pytest.raises(UserError, match=says):
+        cluster.read(tmp_path / "x.yaml")
 
 
 def test_overrides_lie_over_the_default_config() -> None:

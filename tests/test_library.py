@@ -67,6 +67,13 @@ def test_mistakes_are_told_in_a_sentence() -> None:
         ringmark.method("zigzag", alone, layout="striped")
     with pytest.raises(UserError, match="num_heads_kv 3 does not divide num_heads_q 4"):
         ringmark.method("ring", alone)(*(torch.zeros(1, 8, heads, 16) for heads in (4, 3, 3)))
+    with pytest.raises(UserError, match="ctas is abc: give a whole number"):
+        ringmark.method("burst", alone, ctas="abc")
+    with pytest.raises(UserError, match="teams of 3 do not divide 2 ranks"):
+        ringmark.method("usp", Mesh(1, 2, 0, torch.device("cpu")), ulysses=3)
+    for move in (ringmark.shard, ringmark.unshard):
+        with pytest.raises(UserError, match="no layout 'zgzag': did you mean 'zigzag'"):
+            move(torch.zeros(1, 8, 1), "zgzag", alone)
     with pytest.raises(UserError, match=r"torch.int64 is not computed"):
         ringmark.method("ring", alone)(*[torch.zeros(1, 8, 4, 16, dtype=torch.int64)] * 3)
 

@@ -224,7 +224,7 @@ def test_copies_of_a_kv_head_are_summed_in_float32():
 @pytest.mark.parametrize(
     ("heads_q", "heads_kv", "ranks", "words"),
     [
-        (40, 40, 16, "ulysses degree must be 1 or one of 2, 4, 5, 8, 10, 20, 40"),
+        (40, 40, 16, "the number of ranks can be one of 1, 2, 4, 5, 8, 10, 20, 40"),
         (12, 4, 6, "4 kv heads and 6"),
     ],
 )
@@ -240,10 +240,11 @@ def test_usp_says_what_cannot_be():
     assert usp.Method().unsupported(cell) is None
     assert usp.Method(placement="ring_first").unsupported(cell) is None
     assert "must divide the 32 ranks" in usp.Method(ulysses=5).unsupported(cell)
-    assert "ulysses degree" in usp.Method(ulysses=16).unsupported(cell)
-    assert "wire is slow" in usp.Method(wire="slow").unsupported(cell)
+    assert "ulysses can be one of 1, 2, 4" in usp.Method(ulysses=16).unsupported(cell)
     assert "take" in usp.Method().unsupported(Cell("usp", 1000, mesh=MeshShape(4, 8)))
-    with pytest.raises(UserError, match="head_first or ring_first"):
+    with pytest.raises(UserError, match="wire is slow"):
+        usp.Method(wire="slow")
+    with pytest.raises(UserError, match="choose one of head_first, ring_first"):
         usp.Method(placement="sideways")
 
 

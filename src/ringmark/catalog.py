@@ -1,10 +1,17 @@
-"""What methods and peers there are: the files of two folders, listed without importing torch."""
+"""What methods, peers and kernels there are: the files of three folders, read without importing torch."""
 
 from __future__ import annotations
 
+import ast
+import re
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+from ringmark.options import Options
 
 _PACKAGE = Path(__file__).parent
+_CONTRACT = ("ringmark.methods.base", "Method")  # above it no class has options
 
 
 def _files(folder: str) -> list[str]:
@@ -20,3 +27,54 @@ def native_names() -> list[str]:
 def peer_names() -> list[str]:
     """Adapters to other people's implementations, by name."""
     return _files("peers")
+
+
+@cache
+def kernel_names() -> list[str]:
+    """The local kernels, by name: the files that offer a KERNEL."""
+    return [name for name in _files("kernels") if re.search(r"^KERNEL\b.*=", _text("kernels", name), re.M)]
+
+
+@cache
+def options(method: str) -> Options | None:
+    """The options of a method or peer as its file states them; None where they are no literals there."""
+    folder = "methods" if method in native_names() else "peers"
+    try:
+        return _options_of(f"ringmark.{folder}.{method}", "Method")
+    except (ValueError, SyntaxError, LookupError):  # whoever runs it is told by the method itself
+        return None
+
+
+def _text(*parts: str) -> str:
+    return _PACKAGE.joinpath(*parts).with_suffix(".py").read_text(encoding="utf-8")
+
+
+def _options_of(module: str, name: str) -> Options:
+    """What a class states, over what the class that it is derived from states."""
+    if (module, name) == _CONTRACT:
+        return Options()
+    tree = ast.parse(_text(*module.split(".")[1:]))
+    stated = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    above = _options_of(*_origin(tree, module, stated.bases[0]))
+    values: dict[str, dict[str, Any]] = {"default_options": {}, "choices": {}}
+    for line in stated.body:
+        targets = [line.target] if isinstance(line, ast.AnnAssign) else getattr(line, "targets", [])
+        for target in targets:
+            if isinstance(target, ast.Name) and target.id in values:
+                values[target.id] = ast.literal_eval(line.value)  # type: ignore[attr-defined]
+    return above.below(Options(values["default_options"], values["choices"]))
+
+
+def _origin(tree: ast.Module, module: str, base: ast.expr) -> tuple[str, str]:
+    """The module and the name of a class that another one is derived from: `ring.Method`, or `Peer`."""
+    imported = {
+        alias.asname or alias.name: (line.module or "", alias.name)
+        for line in tree.body
+        if isinstance(line, ast.ImportFrom)
+        for alias in line.names
+    }
+    if isinstance(base, ast.Attribute) and isinstance(base.value, ast.Name):
+        return ".".join(imported[base.value.id]), base.attr
+    if isinstance(base, ast.Name):
+        return imported.get(base.id, (module, base.id))
+    raise ValueError("a base class is a name")

@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
-import yaml
-
-from ringmark import catalog, fabric, job, schema
+from ringmark import catalog, fabric, job, schema, yamlfile
 from ringmark import cluster as clusters
 from ringmark.cell import Cell, MeshShape, Phase, Shape, parse_row
 from ringmark.cluster import Cluster
@@ -21,6 +19,8 @@ from ringmark.errors import UserError, nearest
 from ringmark.record import Asked, Protocol, record_path
 
 BOUND = "single"
+# Folders and pages under results/ and paper_tables/ that are no campaign's.
+TAKEN = ("published", "opt_bwd", "templates", "readme")
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,14 @@ class Grid:
         for name in ("methods", "seqlen_global", "shapes", "phases", "kernels"):
             if not getattr(self, name):
                 raise ValueError(f"{name} is empty: list at least one")
+        for seqlen in self.seqlen_global:
+            if seqlen < 1:
+                raise ValueError(f"seqlen_global is {seqlen}: give numbers of at least 1")
+        kernels = ["auto", *catalog.kernel_names()]
+        for kernel in self.kernels:
+            if kernel not in kernels:
+                raise ValueError(f"there is no kernel {kernel!r}; {nearest(kernel, kernels)}")
+        rows(self)  # what no method can be asked is refused here
 
 
 @dataclass(frozen=True)
@@ -77,30 +85,26 @@ class Config:
     def __post_init__(self) -> None:
         if not self.campaign.replace("-", "").replace("_", "").replace(".", "").isalnum():
             raise ValueError(f"campaign {self.campaign!r} names a folder: use letters, digits, - _ and .")
+        if self.campaign.lower() in TAKEN:
+            raise ValueError(f"campaign {self.campaign!r} is taken by another folder: choose another name")
         if not self.grids:
             raise ValueError("grids is empty: list at least one")
         if self.repeats < 1 or self.cells_per_job < 1:
             raise ValueError("repeats and cells_per_job are at least 1")
+        for name in ("cell_limit_s", "start_limit_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: give seconds, more than 0")
         asked(self, 0)  # what cannot be asked is refused here, in the words of its own law
 
 
 def read(path: Path) -> Config:
     """The config in a YAML file; what does not fit is told with the key and the nearest valid one."""
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read config {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
-    return from_data(data, str(path))
+    return from_data(yamlfile.read(path, "config"), str(path))
 
 
 def from_data(data: object, where: str) -> Config:
     """A config from plain data, as Snakemake hands it over."""
-    config = schema.load(Config, data, where)
-    for grid in config.grids:
-        rows(grid)
-    return config
+    return schema.load(Config, data, where)
 
 
 def rows(grid: Grid) -> list[str]:
@@ -115,7 +119,12 @@ def rows(grid: Grid) -> list[str]:
         else:
             method, options = parse_row(entry)
             if method not in known:
-                raise UserError(f"methods: there is no method {method!r}; {nearest(method, known)}")
+                close = nearest(method, {*known, "native", "peers"})
+                raise UserError(f"methods: there is no method {method!r}; {close}")
+            stated = catalog.options(method)
+            reason = stated.reason_not(method, options) if stated else None
+            if reason:
+                raise UserError(f"methods: {entry}: {reason}")
             named.append(Cell(method, 1, options=options).row)
     return list(dict.fromkeys([BOUND, *named]))  # the bound is measured in every campaign
 

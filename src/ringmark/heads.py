@@ -66,10 +66,8 @@ def automatic(block_bytes: int, num_heads_kv: int, nodes: int, tracks: int = 0, 
     return next(iter(even if two and even else enough), num_heads_kv)
 
 
-def reason_not(count: object, num_heads_kv: int) -> str | None:
+def reason_not(count: int, num_heads_kv: int) -> str | None:
     """Why so many head groups cannot be, or None."""
-    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-        return f"head_groups is {count}: give a whole number, 0 for automatic"
     if count and num_heads_kv % count:
         return (
             f"head_groups {count} does not divide {num_heads_kv} kv heads: take a divisor, or 0 for automatic"

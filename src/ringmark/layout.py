@@ -21,6 +21,8 @@ from typing import Literal
 
 import torch
 
+from ringmark.errors import UserError, nearest
+
 LayoutName = Literal["contiguous", "zigzag", "striped"]
 LAYOUTS: tuple[LayoutName, ...] = ("contiguous", "zigzag", "striped")
 _SHARED = re.compile(r"(contiguous|zigzag|striped)_(by|across)(\d+)\Z")
@@ -30,6 +32,8 @@ def shared(layout: str, sharers: int, world_size: int, neighbours: bool = True) 
     """The layout over teams of `sharers` ranks, each team's rows dealt out in turn to its members: what an
     all-to-all inside the teams turns into `layout` over the teams. A team's members are neighbours, or the
     ranks that are world_size / sharers apart."""
+    if sharers < 1 or world_size % sharers:
+        raise UserError(f"teams of {sharers} do not divide {world_size} ranks: choose a divisor")
     if sharers == world_size:
         return "contiguous"
     if sharers == 1 or (layout == "contiguous" and neighbours):
@@ -50,6 +54,8 @@ def divisor(layout: str, world_size: int) -> int:
 
 def reason_not(layout: str, seqlen_global: int, world_size: int) -> str | None:
     """Why a sequence cannot be dealt out so, or None."""
+    if _split(layout)[0] not in LAYOUTS:
+        return f"there is no layout {layout!r}: {nearest(layout, LAYOUTS)}"
     must = divisor(layout, world_size)
     if seqlen_global % must:
         below, above = seqlen_global // must * must, (seqlen_global // must + 1) * must
@@ -76,10 +82,8 @@ def tokens(layout: str, seqlen_global: int, rank: int, world_size: int) -> torch
         return torch.arange(rank * seqlen_local, (rank + 1) * seqlen_local)
     if layout == "striped":
         return torch.arange(rank, seqlen_global, world_size)
-    if layout == "zigzag":
-        half, mirror = seqlen_local // 2, 2 * world_size - 1 - rank
-        return torch.cat([torch.arange(b * half, (b + 1) * half) for b in (rank, mirror)])
-    raise ValueError(f"no layout named {layout!r}: {', '.join(LAYOUTS)}")
+    half, mirror = seqlen_local // 2, 2 * world_size - 1 - rank  # zigzag
+    return torch.cat([torch.arange(b * half, (b + 1) * half) for b in (rank, mirror)])
 
 
 def permutation(layout: str, seqlen_global: int, world_size: int) -> torch.Tensor:

@@ -48,6 +48,7 @@ class Attention:
         reason = self._method.unavailable()
         if reason:
             raise UserError(f"{name} cannot run here: {reason}")
+        self._method.layout_on(mesh.gpus, mesh.world_size)  # a degree that does not fit is told now
 
     @property
     def layout(self) -> str:
@@ -115,5 +116,8 @@ def unshard(local: torch.Tensor, layout: str, mesh: Mesh, dim: int = 1) -> torch
     else:
         parts = [local]
     together = torch.cat(parts, dim)
+    reason = layouts.reason_not(layout, together.shape[dim], mesh.world_size)
+    if reason:
+        raise UserError(reason)
     undo = layouts.inverse(layouts.permutation(layout, together.shape[dim], mesh.world_size))
     return together.index_select(dim, undo.to(local.device))

@@ -31,14 +31,12 @@ def local_heads(num_heads: int, ranks: int) -> int:
     return max(1, num_heads // ranks)
 
 
-def reason_not(num_heads_q: int, num_heads_kv: int, ranks: int) -> str | None:
-    """Why the heads cannot be dealt out to so many ranks, or None."""
+def reason_not(num_heads_q: int, num_heads_kv: int, ranks: int, option: str | None = None) -> str | None:
+    """Why the heads cannot be dealt out to so many ranks, or None; `option` is the one that says how many."""
     if num_heads_q % ranks:
-        degrees = [str(degree) for degree in range(2, num_heads_q + 1) if num_heads_q % degree == 0]
-        return (
-            f"{num_heads_q} heads cannot be dealt to {ranks} ranks: the ulysses degree must be 1 or one of "
-            f"{', '.join(degrees)}"
-        )
+        fits = ", ".join(str(degree) for degree in range(1, num_heads_q + 1) if num_heads_q % degree == 0)
+        what = f"{option} can be one of" if option else "the number of ranks can be one of"
+        return f"{num_heads_q} heads cannot be dealt to {ranks} ranks: {what} {fits}"
     if num_heads_kv % ranks and ranks % num_heads_kv:
         return (
             f"{num_heads_kv} kv heads and {ranks} ranks: one number must divide the other, so that "

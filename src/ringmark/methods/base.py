@@ -13,9 +13,10 @@ import torch
 
 from ringmark.cell import Cell, MeshShape, OptionValue
 from ringmark.comm.mesh import Mesh
-from ringmark.errors import UserError, nearest
+from ringmark.errors import UserError
 from ringmark.kernels import merge
 from ringmark.kernels.base import Kernel
+from ringmark.options import Options
 
 
 class Method:
@@ -23,15 +24,20 @@ class Method:
 
     label: ClassVar[str]  # as a table prints it
     implementation: ClassVar[str] = "ringmark"  # or the peer library, with its version asked at run time
-    default_options: ClassVar[dict[str, OptionValue]] = {}
+    default_options: ClassVar[dict[str, OptionValue]] = {}  # literals, laid over those of the class above
+    choices: ClassVar[dict[str, tuple[OptionValue, ...]]] = {}  # an option without is a whole number
     layout: str  # a class attribute where it is fixed; set in __init__ where an option decides
     private_problem: ClassVar[bool] = False  # True: every rank solves a problem of its own (the bound)
 
+    def __init_subclass__(cls) -> None:
+        above = cls.__mro__[1]
+        whole = _stated(above).below(_stated(cls))
+        cls.default_options, cls.choices = dict(whole.defaults), dict(whole.choices)
+
     def __init__(self, **options: OptionValue) -> None:
-        for name in options:
-            if name not in self.default_options:
-                known = nearest(name, self.default_options) if self.default_options else "it has none"
-                raise UserError(f"{type(self).__module__.rsplit('.', 1)[-1]} has no option {name!r}: {known}")
+        reason = _stated(type(self)).reason_not(type(self).__module__.rsplit(".", 1)[-1], options)
+        if reason:
+            raise UserError(reason)
         self.options = {**self.default_options, **options}
 
     # What a method says of itself before it runs.
@@ -89,6 +95,10 @@ class Method:
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return self.forward(q, k, v)
+
+
+def _stated(kind: Any) -> Options:
+    return Options(kind.default_options, kind.choices)
 
 
 class _Attention(torch.autograd.Function):

@@ -31,21 +31,20 @@ from ringmark.heads import HeadGroup
 from ringmark.kernels.merge import wide
 from ringmark.methods import base, double_ring
 
-CHOICES: dict[str, tuple[OptionValue, ...]] = {
-    "layout": ("zigzag", "striped"),
-    "opt_bwd": (True, False),
-    "side": ("auto", "q", "kv"),
-}
-
 
 class Method(double_ring.Method):
     """BurstAttention over nodes x gpus."""
 
     label = "BurstAttention"
-    choices: ClassVar[dict[str, tuple[OptionValue, ...]]] = {**CHOICES, **double_ring.Method.choices}
+    choices: ClassVar[dict[str, tuple[OptionValue, ...]]] = {
+        "layout": ("zigzag", "striped"),
+        "opt_bwd": (True, False),
+        "side": ("auto", "q", "kv"),
+    }
     default_options: ClassVar[dict[str, OptionValue]] = {
-        **double_ring.Method.default_options,
-        **{name: choices[0] for name, choices in CHOICES.items()},
+        "layout": "zigzag",
+        "opt_bwd": True,
+        "side": "auto",
         "hops": "straight",
     }
 

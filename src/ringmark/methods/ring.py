@@ -20,7 +20,7 @@ from ringmark import heads, layout
 from ringmark.accumulate import Gradient, Output
 from ringmark.cell import Cell, MeshShape, OptionValue
 from ringmark.comm import symmetric
-from ringmark.comm.homeward import WIRES, carried, homeward
+from ringmark.comm.homeward import carried, homeward
 from ringmark.comm.mesh import Lane, Mesh
 from ringmark.comm.route import Covers, Fetched, Route
 from ringmark.comm.tracks import Track, Tracks
@@ -28,13 +28,6 @@ from ringmark.geometry import Meeting, meeting
 from ringmark.kernels.base import Kernel
 from ringmark.methods import base
 
-CHOICES: dict[str, tuple[OptionValue, ...]] = {
-    "wire": WIRES,
-    "priority": ("normal", "high"),
-    "transport": ("auto", "send_recv", "copy_engine"),
-    "hops": ("ring", "straight"),
-    "abreast": tuple(range(9)),
-}
 # Blocks fetched at a time: fewer, larger calls of the kernel, and as many blocks' buffers.
 ABREAST = 4
 
@@ -44,7 +37,14 @@ class Method(base.Method):
 
     label = "Ring attention"
     layout = "contiguous"
-    choices: ClassVar[dict[str, tuple[OptionValue, ...]]] = CHOICES
+    choices: ClassVar[dict[str, tuple[OptionValue, ...]]] = {
+        "tracks": (0, 1, 2),
+        "wire": ("auto", "native", "float32"),
+        "priority": ("normal", "high"),
+        "transport": ("auto", "send_recv", "copy_engine"),
+        "hops": ("ring", "straight"),
+        "abreast": (0, 1, 2, 3, 4, 5, 6, 7, 8),
+    }
     default_options: ClassVar[dict[str, OptionValue]] = {
         "head_groups": 0,
         "tracks": 0,
@@ -60,15 +60,10 @@ class Method(base.Method):
         return symmetric.unavailable() if self.options["transport"] == "copy_engine" else None
 
     def unsupported(self, cell: Cell) -> str | None:
-        for name, choices in self.choices.items():
-            if self.options[name] not in choices:
-                return f"{name} is {self.options[name]}: choose one of {', '.join(map(str, choices)).lower()}"
-        if self.options["tracks"] not in (0, 1, 2):
-            return f"tracks is {self.options['tracks']}: choose 1 or 2, or 0 for automatic"
         if self.options["abreast"] not in (0, 1) and self.options["hops"] != "straight":
             return f"abreast is {self.options['abreast']}, which needs hops=straight"
         return layout.reason_not(self.layout, cell.seqlen_global, cell.world_size) or heads.reason_not(
-            self.options["head_groups"], cell.shape.num_heads_kv
+            int(self.options["head_groups"]), cell.shape.num_heads_kv
         )
 
     def levels(self, nodes: int, gpus: int) -> tuple[int, int]:

@@ -28,7 +28,7 @@ class Method(base.Method):
     default_options: ClassVar[dict[str, OptionValue]] = {"head_groups": 1}
 
     def unsupported(self, cell: Cell) -> str | None:
-        count = self.options["head_groups"]
+        count = int(self.options["head_groups"])
         if count == 0:
             return "head_groups is 0: the bound has no automatic choice, give 1 or more"
         return heads.reason_not(count, cell.shape.num_heads_kv)

@@ -39,16 +39,26 @@ class Method(base.Method):
     label = "DeepSpeed Ulysses"
     layout = "contiguous"
     default_options: ClassVar[dict[str, OptionValue]] = {"head_groups": 0}
+    degree: ClassVar[str | None] = None  # the option that says how many ranks a team has
 
     def unsupported(self, cell: Cell) -> str | None:
-        count = self.options["head_groups"]
-        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            return f"head_groups is {count}: give a whole number, 0 for automatic"
         ranks, shape = self.team_size(cell.mesh.gpus, cell.world_size), cell.shape
         dealt = self.layout_on(cell.mesh.gpus, cell.world_size)
-        return all_to_all.reason_not(shape.num_heads_q, shape.num_heads_kv, ranks) or layout.reason_not(
-            dealt, cell.seqlen_global, cell.world_size
+        return (
+            all_to_all.reason_not(shape.num_heads_q, shape.num_heads_kv, ranks, self.degree)
+            or layout.reason_not(dealt, cell.seqlen_global, cell.world_size)
+            or self.too_many_groups(ranks, shape.num_heads_kv)
         )
+
+    def too_many_groups(self, ranks: int, num_heads_kv: int) -> str | None:
+        """A rank's heads are cut into groups: no more than it gets, and none where nothing is dealt."""
+        count = int(self.options["head_groups"])
+        if count > 1 and ranks == 1:
+            return f"head_groups is {count}, but no heads are dealt to teams of one rank: leave it at 0"
+        most = all_to_all.local_heads(num_heads_kv, ranks)
+        if count > most:
+            return f"head_groups is {count}, but a rank gets {most} kv heads: take fewer, or 0 for automatic"
+        return None
 
     def team_size(self, gpus: int, world_size: int) -> int:
         """How many ranks deal their heads among each other."""

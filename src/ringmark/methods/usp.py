@@ -22,14 +22,10 @@ from typing import Any, ClassVar
 from ringmark import layout
 from ringmark.cell import Cell, MeshShape, OptionValue
 from ringmark.comm.all_to_all import HeadExchange
-from ringmark.comm.homeward import WIRES
 from ringmark.comm.line import line
 from ringmark.comm.mesh import Axis, Mesh
-from ringmark.errors import UserError
 from ringmark.kernels.base import Kernel
 from ringmark.methods import base, double_ring, single, ulysses
-
-PLACEMENTS = ("head_first", "ring_first")
 
 
 class Method(ulysses.Method):
@@ -43,11 +39,11 @@ class Method(ulysses.Method):
         "head_groups": 0,
         "wire": "auto",
     }
-
-    def __init__(self, **options: OptionValue) -> None:
-        super().__init__(**options)
-        if self.options["placement"] not in PLACEMENTS:
-            raise UserError(f"placement is {self.options['placement']}: choose {' or '.join(PLACEMENTS)}")
+    choices: ClassVar[dict[str, tuple[OptionValue, ...]]] = {
+        "placement": ("head_first", "ring_first"),
+        "wire": ("auto", "native", "float32"),
+    }
+    degree = "ulysses"
 
     @property
     def head_first(self) -> bool:
@@ -61,10 +57,8 @@ class Method(ulysses.Method):
 
     def unsupported(self, cell: Cell) -> str | None:
         ranks = self.team_size(cell.mesh.gpus, cell.world_size)
-        if ranks < 1 or cell.world_size % ranks:
+        if cell.world_size % ranks:
             return f"ulysses is {ranks}: it must divide the {cell.world_size} ranks"
-        if self.options["wire"] not in WIRES:
-            return f"wire is {self.options['wire']}: choose one of {', '.join(WIRES)}"
         return super().unsupported(cell)
 
     def moves(self, mesh: MeshShape) -> str:

@@ -20,7 +20,6 @@ import torch
 from ringmark import layout as layouts
 from ringmark.cell import Cell, OptionValue
 from ringmark.comm.mesh import Mesh
-from ringmark.errors import UserError, nearest
 from ringmark.kernels.base import Kernel
 from ringmark.methods.base import Method
 
@@ -37,17 +36,12 @@ class Peer(Method):
     backends: ClassVar[dict[str, str]]  # a cell's kernel -> the library's word for it; the first is preferred
     dtypes: ClassVar[tuple[str, ...]] = ("bf16", "fp16")
     causal_only: ClassVar[bool] = False
-    allowed: ClassVar[dict[str, tuple[OptionValue, ...]]] = {}  # the values of options that are words
     also_needs: ClassVar[dict[str, str]] = {}  # module -> how to get it
     implementation: str  # type: ignore[misc]  # the library with the version found here
     layout = "zigzag"
 
     def __init__(self, **options: OptionValue) -> None:
         super().__init__(**options)
-        for name, values in self.allowed.items():
-            if self.options[name] not in values:
-                known = nearest(str(self.options[name]), [str(value) for value in values])
-                raise UserError(f"{self.name()} has no {name}={self.options[name]}: {known}")
         self.implementation = f"{self.distribution} {version_of(self.distribution, self.library)}"
 
     @classmethod

@@ -43,7 +43,7 @@ class TransformerEngine(Peer):
     obtain = "the image has it; elsewhere pip install 'transformer-engine[pytorch]'"
     backends: ClassVar = {"cudnn": "fused", "flash2": "flash_attn"}
     default_options: ClassVar = {"backend": "auto"}
-    allowed: ClassVar = {"backend": ("auto", "fused", "flash_attn")}
+    choices: ClassVar = {"backend": ("auto", "fused", "flash_attn")}
     comm_type: ClassVar[str]
     qkv_format: ClassVar[str] = "bshd"
 

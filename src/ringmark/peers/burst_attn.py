@@ -30,8 +30,8 @@ class Method(Peer):
     }
     backends: ClassVar = {"flash2": "cuda"}
     default_options: ClassVar = {"layout": "zigzag", "opt_bwd": True, "double_ring": True}
-    allowed: ClassVar = {
-        "layout": tuple(_FUNCTIONS),
+    choices: ClassVar = {
+        "layout": ("zigzag", "striped"),
         "opt_bwd": (True, False),
         "double_ring": (True, False),
     }

@@ -16,7 +16,7 @@ from ringmark.peers._te import TransformerEngine
 class Method(TransformerEngine):
     label = "Transformer Engine a2a+p2p"
     comm_type = "a2a+p2p"
-    default_options: ClassVar = {**TransformerEngine.default_options, "a2a": 0}
+    default_options: ClassVar = {"a2a": 0}
 
     def _team(self, gpus: int) -> int:
         return int(self.options["a2a"]) or gpus

@@ -34,7 +34,7 @@ class Method(Peer):
     obtain = "it comes with torch 2.6 and later"
     backends: ClassVar = {"cudnn": "CUDNN_ATTENTION", "sdpa_flash": "FLASH_ATTENTION"}
     default_options: ClassVar = {"rotate": "all_gather", "api": "auto"}
-    allowed: ClassVar = {"rotate": ("all_gather", "alltoall"), "api": ("auto", "dispatcher", "manager")}
+    choices: ClassVar = {"rotate": ("all_gather", "alltoall"), "api": ("auto", "dispatcher", "manager")}
 
     @classmethod
     def load(cls) -> Any:

@@ -29,7 +29,7 @@ class Method(Peer):
     obtain = "pip install --no-deps yunchang"
     backends: ClassVar = {"flash2": "FA", "sdpa_flash": "TORCH_FLASH"}
     default_options: ClassVar = {"ulysses": 0, "ring": "zigzag", "backend": "auto"}
-    allowed: ClassVar = {"ring": tuple(_RING_LAYOUTS), "backend": ("auto", "flash_attn", "torch")}
+    choices: ClassVar = {"ring": ("basic", "zigzag", "strip"), "backend": ("auto", "flash_attn", "torch")}
 
     @classmethod
     def load(cls) -> Any:

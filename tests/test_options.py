@@ -1,0 +1,73 @@
+"""Options: a plan, without torch, refuses what the method itself would refuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringmark import catalog, kernels, methods, peers
+from ringmark.cell import Cell, MeshShape, OptionValue, Shape
+from ringmark.comm.homeward import WIRES
+from ringmark.errors import UserError
+from ringmark.options import Options
+
+HERE = Shape(1, 4, 4, 16, "fp32")
+
+
+def kind(name: str) -> type[methods.Method]:
+    return (methods if name in methods.names() else peers).load(name)
+
+
+@pytest.mark.parametrize("name", [*methods.names(), *peers.names()])
+def test_what_a_file_states_is_what_its_class_takes(name: str) -> None:
+    """Read from the text, without torch, or from the class: a plan and a run know the same options."""
+    found = kind(name)
+    assert catalog.options(name) == Options(found.default_options, found.choices)
+    assert found.choices.keys() <= found.default_options.keys()
+    assert found().options == found.default_options  # the defaults pass their own law
+
+
+def test_the_kernels_of_a_plan_are_those_that_can_be_loaded() -> None:
+    assert catalog.kernel_names() == kernels.names()
+
+
+def test_the_wires_are_those_of_the_ring() -> None:
+    for name in ("ring", "burst", "usp"):
+        assert kind(name).choices["wire"] == WIRES
+
+
+@pytest.mark.parametrize("name", [*methods.names(), *peers.names()])
+def test_no_value_of_the_wrong_kind_is_taken(name: str) -> None:
+    found = kind(name)
+    for option, default in found.default_options.items():
+        wrong: list[OptionValue] = ["abc", "0.5", -3]
+        wrong += [1, 0] if isinstance(default, bool) else [True]
+        for value in wrong:
+            with pytest.raises(UserError, match=f"{option} is {str(value).lower()}: (give|choose)"):
+                found(**{option: value})
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "mesh", "says"),
+    [
+        ("usp", {"head_groups": 9}, MeshShape(1, 2), "head_groups is 9, but a rank gets 2 kv heads"),
+        ("ulysses", {"head_groups": 3}, MeshShape(1, 2), "head_groups is 3, but a rank gets 2 kv heads"),
+        ("usp", {"ulysses": 1, "head_groups": 2}, MeshShape(1, 2), "teams of one rank"),
+        ("usp", {"ulysses": 3}, MeshShape(1, 2), "ulysses is 3: it must divide the 2 ranks"),
+        ("te_a2a_p2p", {"a2a": 3}, MeshShape(1, 4), "a2a=3 does not divide 4 ranks"),
+        ("internevo_double_ring", {"window": 3}, MeshShape(1, 4), "window=3 does not divide 4 ranks"),
+    ],
+)
+def test_what_would_not_run_as_asked_is_refused(
+    method: str, options: dict[str, OptionValue], mesh: MeshShape, says: str
+) -> None:
+    shape = HERE if method in methods.names() else Shape(1, 4, 4, 16, "bf16")
+    cell = Cell(method, 64, shape, "fwd", mesh, options=options)
+    assert says in (kind(method)(**options).unsupported(cell) or "")
+
+
+def test_a_method_without_a_degree_is_told_of_its_ranks() -> None:
+    cell = Cell("ulysses", 64, Shape(1, 3, 3, 16, "fp32"), "fwd", MeshShape(1, 2))
+    assert kind("ulysses")().unsupported(cell) == (
+        "3 heads cannot be dealt to 2 ranks: the number of ranks can be one of 1, 3"
+    )
+    assert "ulysses can be one of 1, 3" in (kind("usp")(ulysses=2).unsupported(cell) or "")
