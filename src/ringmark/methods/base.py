@@ -7,6 +7,7 @@ imports ringmark.bench or ringmark.record: it cannot time or grade itself.
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +18,12 @@ from ringmark.errors import UserError
 from ringmark.kernels import merge
 from ringmark.kernels.base import Kernel
 from ringmark.options import Options
+
+# What a file that is broken, or does not fit its surroundings, raises while it is being imported.
+BROKEN = (
+    *(ImportError, SyntaxError, OSError, AttributeError, NameError, LookupError),
+    *(RuntimeError, TypeError, ValueError, ArithmeticError),
+)
 
 
 class Method:
@@ -95,6 +102,21 @@ class Method:
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return self.forward(q, k, v)
+
+
+def load_class(module: str) -> type[Method]:
+    """The class Method of a file; what is wrong with the file is an ImportError that says so."""
+    name = module.rpartition(".")[2]
+    try:
+        found: type[Method] = importlib.import_module(module).Method
+        made = found()
+    except BROKEN as error:
+        words = " ".join(str(error).split())[:300]
+        raise ImportError(f"{name}.py does not load: {type(error).__name__}: {words}") from error
+    for needed in ("label", "layout"):
+        if not hasattr(made, needed):
+            raise ImportError(f"{name}.py has a class Method without {needed}: give it one")
+    return found
 
 
 def _stated(kind: Any) -> Options:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import pkgutil
 
 from ringmark.errors import UserError, nearest
-from ringmark.methods.base import Method
+from ringmark.methods.base import Method, load_class
 
 
 def names() -> list[str]:
@@ -18,5 +17,4 @@ def load(name: str) -> type[Method]:
     """The adapter class of a peer by its name. Importing an adapter never imports the peer's library."""
     if name not in names():
         raise UserError(f"there is no peer {name!r}: {nearest(name, names())}")
-    found: type[Method] = importlib.import_module(f"{__name__}.{name}").Method
-    return found
+    return load_class(f"{__name__}.{name}")

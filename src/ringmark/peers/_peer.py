@@ -21,10 +21,7 @@ from ringmark import layout as layouts
 from ringmark.cell import Cell, OptionValue
 from ringmark.comm.mesh import Mesh
 from ringmark.kernels.base import Kernel
-from ringmark.methods.base import Method
-
-# What a library that does not fit its surroundings raises while it is being imported.
-BROKEN = (ImportError, OSError, AttributeError, RuntimeError, TypeError, ValueError, SyntaxError)
+from ringmark.methods.base import BROKEN, Method
 
 
 class Peer(Method):
