@@ -251,3 +251,17 @@ def test_an_environment_that_is_none_is_told_and_stops_nothing(torn: Any, campai
 def test_an_empty_campaign_is_no_success(tmp_path: Path) -> None:
     (tmp_path / "records").mkdir()
     assert len(campaign_check.check(tmp_path).problems) == 1
+
+
+@pytest.mark.parametrize("verb", [["verdict"], ["render", "--out", "out"], ["plot"], ["report"]])
+def test_what_is_made_of_a_campaign_is_made_of_one_that_passes(
+    verb: list[str], campaign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sentence names the folder, so that the check that it sends to can be run."""
+    _change(campaign, RING_BOTH, _set("timing", "tflops_per_gpu", to=1e6))
+    words = [str(tmp_path / word) if word == "out" else word for word in verb]
+    assert cli.main([words[0], str(campaign), *words[1:]]) == 2
+    said = capsys.readouterr().err
+    assert "campaign made does not pass" in said
+    assert f"see 'ringmark check {campaign}'" in said
+    assert cli.main(["check", str(campaign)]) == 1

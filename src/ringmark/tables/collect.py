@@ -19,6 +19,7 @@ from typing import Any
 
 from ringmark import campaign_check
 from ringmark import record as records
+from ringmark.campaign_refused import refuse
 from ringmark.campaign_together import Finding
 from ringmark.errors import UserError
 from ringmark.record import Record
@@ -56,10 +57,7 @@ def checked(campaign: Campaign) -> Collected:
         campaign.folder, [record for part in parts for record in part.records]
     )
     problems = [finding for finding in findings if finding.is_problem]
-    if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        told = f"{problems[0]}{more}; see 'ringmark check {campaign.name}'"
-        raise UserError(f"campaign {campaign.name} does not pass: {told}")
+    refuse(campaign.folder, problems)
     return replace(_collected(campaign, parts), notes=tuple(map(str, findings)))
 
 
