@@ -8,6 +8,7 @@ import make_records
 
 pytest.importorskip("matplotlib")
 
+from ringmark import record
 from ringmark.cell import Cell, MeshShape
 from ringmark.cli import main
 from ringmark.tables import campaign, collect, group, plot
@@ -73,3 +74,18 @@ def test_the_command_writes_what_was_asked_for(folder, tmp_path, capsys):
     files = list((tmp_path / "made" / "plots").iterdir())
     assert files
     assert {path.suffix for path in files} == {".svg"}
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_campaign_in_which_nothing_passed_has_no_plots(tmp_path, capsys):
+    crashed = [
+        make_records.make(
+            Cell(method, 512, make_records.SMALL, "fwd", MeshShape(1, size)), status=record.Status.CRASHED
+        )
+        for method in ("ring", "single")
+        for size in (2, 4)
+    ]
+    made = make_records.write_campaign(tmp_path / "c", crashed)
+    assert main(["plot", str(made), "--out", str(tmp_path / "out")]) == 1
+    assert "nothing to draw" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()

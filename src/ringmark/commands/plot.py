@@ -27,5 +27,8 @@ def run(args: argparse.Namespace) -> int:
             target = folder / f"{name}.{kind}"
             write_atomic(target, plot.save(figure, kind), durable=False)
             count += 1
+    if not count:
+        print(f"no cell of {found.name} passed: there is nothing to draw")
+        return 1
     print(f"{count} files in {folder}")
     return 0

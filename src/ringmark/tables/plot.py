@@ -18,10 +18,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
+from ringmark.shares import PARTS
 from ringmark.tables.group import PHASE_TITLES, Group, Line
 from ringmark.tables.page import group_title
 from ringmark.tables.point import Point, Span
-from ringmark.tables.profiles import PARTS, part_shares
+from ringmark.tables.profiles import part_shares
 from ringmark.tables.style import BOUND_COLOUR, COLOURS, HATCHES, Look, looks, settings
 
 FORMATS = ("svg", "pdf", "png")
@@ -33,7 +34,8 @@ def pictures(found: Sequence[Group]) -> Iterator[tuple[str, Figure]]:
     closed = [group for group in found if not group.open]
     for group in found:
         for phase in ("fwd", "fwd_bwd"):
-            if any(place[0] == phase for line in group.lines for place in line.points):
+            points = [p for line in group.lines for place, p in line.points.items() if place[0] == phase]
+            if any(p.rate for p in points):  # where nothing passed there is nothing to draw
                 stem = f"{group.slug}-{phase.replace('_', '-')}"
                 yield f"{stem}-rate", rate_figure(group, phase)
                 yield f"{stem}-memory", memory_figure(group, phase)
@@ -255,6 +257,7 @@ def scaling_figure(members: Sequence[Group], phase: str) -> Figure | None:
         title = f"{PHASE_TITLES[phase]} at {_short(seqlen)}: TFLOP/s per GPU by the number of ranks"
         figure, axes, _ = _figure(title, caption)
         worlds = sorted({group.sample.world_size for group in members})
+        drawn = False
         for row in rows:
             spans = [
                 (group.sample.world_size, line.label, span)
@@ -264,6 +267,9 @@ def scaling_figure(members: Sequence[Group], phase: str) -> Figure | None:
             ]
             if spans:
                 _draw_scaling(axes, spans, styles.get(row))
+                drawn = True
+        if not drawn:
+            return None
         axes.set_xscale("log", base=2)
         axes.set_xticks(worlds, [str(world) for world in worlds])
         axes.minorticks_off()

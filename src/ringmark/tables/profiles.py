@@ -1,27 +1,14 @@
-"""Where the time of an iteration goes, from the profile of a record: shares of the slowest rank's span.
-
-Kinds of compute are sums over kernels, which may run side by side; here they share out the time in which any
-compute ran, so that compute, exposed communication and idle time make the whole. Communication hidden under
-compute is told beside them: it costs no time.
-"""
+"""Where the time of an iteration goes, from the profile of a record: shares of the slowest rank's span."""
 
 from __future__ import annotations
 
 import json
 
+from ringmark import shares
 from ringmark.tables.group import PHASE_TITLES, Group
 from ringmark.tables.numbers import fixed, plain
 from ringmark.tables.point import Point
 from ringmark.tables.table import Entry, Table, word
-
-PARTS = {
-    "attention": "attention kernels",
-    "merge": "merging and elementwise",
-    "other": "other kernels",
-    "exposed": "exposed communication",
-    "idle": "idle",
-}
-_KINDS = ("attention", "merge", "other")
 
 
 def _rank_of(p: Point) -> dict[str, float] | None:
@@ -33,13 +20,7 @@ def _rank_of(p: Point) -> dict[str, float] | None:
 def part_shares(p: Point) -> dict[str, float] | None:
     """Each part's share of the iteration; together they are 1. None where there is no profile."""
     rank = _rank_of(p)
-    if rank is None:
-        return None
-    span = rank["span_ms"]
-    sums = {kind: rank[f"{kind}_ms"] for kind in _KINDS}
-    busy = rank["compute_busy_ms"] / (sum(sums.values()) or 1.0)
-    shares = {kind: sums[kind] * busy / span for kind in _KINDS}
-    return {**shares, "exposed": rank["exposed_comm_ms"] / span, "idle": rank["idle_ms"] / span}
+    return shares.shares(rank) if rank is not None else None
 
 
 def kernel_shares(p: Point) -> dict[str, float] | None:
@@ -57,11 +38,11 @@ def where_time_goes(group: Group, phase: str) -> Table | None:
     rows = []
     for line in group.lines:
         for (there, seqlen), p in sorted(line.points.items(), key=lambda item: item[0][1]):
-            shares, rank = part_shares(p), _rank_of(p)
-            if there != phase or shares is None or rank is None:
+            parts, rank = part_shares(p), _rank_of(p)
+            if there != phase or parts is None or rank is None:
                 continue
             hidden = (rank["comm_busy_ms"] - rank["exposed_comm_ms"]) / rank["span_ms"]
-            figures = [*shares.values(), hidden]
+            figures = [*parts.values(), hidden]
             entries = [Entry(fixed(figure, 3), is_number=True) for figure in figures]
             head = (word(line.label), word(str(seqlen)), Entry(plain(rank["span_ms"]), is_number=True))
             rows.append((*head, *entries))
@@ -70,6 +51,6 @@ def where_time_goes(group: Group, phase: str) -> Table | None:
     return Table(
         name=f"{group.slug}-{phase.replace('_', '-')}-profile",
         title=f"{PHASE_TITLES[phase]}: where the time goes, as parts of one profiled iteration",
-        header=("method", "seqlen", "ms", *PARTS.values(), "hidden communication"),
+        header=("method", "seqlen", "ms", *shares.PARTS.values(), "hidden communication"),
         rows=tuple(rows),
     )

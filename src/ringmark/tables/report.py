@@ -14,13 +14,14 @@ from typing import Any
 
 from ringmark.published.audit import audit
 from ringmark.published.claim import read_csv
+from ringmark.shares import PARTS
 from ringmark.tables import comparison, facts, verdicts
 from ringmark.tables.cellrow import COLUMNS, CellRow
 from ringmark.tables.collect import Collected
 from ringmark.tables.group import Group, Line, groups
 from ringmark.tables.page import group_title, kind
 from ringmark.tables.point import Point, Span
-from ringmark.tables.profiles import PARTS, part_shares
+from ringmark.tables.profiles import part_shares
 from ringmark.tables.style import looks
 
 SCRIPTS = (
