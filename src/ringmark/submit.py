@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,9 +56,9 @@ def extra_words(job: Job, site: Cluster, ranks: int) -> list[str]:
     return [*words, *site.sbatch_extra]
 
 
-def seconds(job: Job, config: Config) -> float:
-    """About how long a job takes."""
-    rate = cost.assumed_tflops(config)
+def seconds(job: Job, config: Config, tflops: float | None = None) -> float:
+    """About how long a job takes at a rate per rank, or at the one assumed of the config's device."""
+    rate = tflops or cost.assumed_tflops(config)
     return cost.START_S + sum(cost.cell_seconds(item.cell, config.measure, rate) for item in job.items)
 
 
@@ -115,15 +116,17 @@ class Resources(dict[str, Any]):
             raise AttributeError(name) from None
 
 
-def summary(jobs: list[Job], config: Config) -> list[str]:
-    """What a campaign will do on its cluster: cells, node-minutes, and the commands of one job."""
-    pending = [job for job in jobs if job.pending()]
+def summary(jobs: list[Job], config: Config, tflops: float | None = None) -> list[str]:
+    """What a campaign will still do on its cluster: cells, node-minutes, and the commands of one job."""
+    left = [replace(job, items=[job.items[index] for index in job.pending()]) for job in jobs]
+    pending = [job for job in left if job.items]
     nodes = max((launch.geometry(job)[0] for job in jobs), default=1)
-    spent = sum(seconds(job, config) for job in pending) / 60
-    cells = sum(len(job.pending()) for job in pending)
-    rate = cost.assumed_tflops(config)
+    rate = tflops or cost.assumed_tflops(config)
+    spent = sum(seconds(job, config, rate) for job in pending) / 60
+    cells, everything = (sum(len(job.items) for job in group) for group in (pending, jobs))
+    there = f" ({everything - cells} have their record)" if cells < everything else ""
     lines = [
-        f"{config.campaign}: {cells} cells to measure in {len(pending)} jobs of {nodes} nodes: about "
+        f"{config.campaign}: {cells} cells to measure{there} in {len(pending)} jobs of {nodes} nodes: about "
         f"{spent:.1f} min, {spent * nodes:.1f} node-minutes, at {rate:g} TFLOP/s per rank"
     ]
     if pending and pending[0].cluster is not None and pending[0].cluster.scheduler == "slurm":

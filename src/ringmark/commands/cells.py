@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ringmark import config as configs
 from ringmark import cost, submit
+from ringmark.arguments import positive
 
 HELP = "list the cells of a config with an estimated cost"
 
@@ -16,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, help="a config file, like config/local.yaml")
     parser.add_argument("--cluster", metavar="FILE", help="what Slurm would be asked for there")
     parser.add_argument(
-        "--tflops", type=float, help="expected TFLOP/s per GPU (without it: by the config's device)"
+        "--tflops", type=positive, help="expected TFLOP/s per GPU (without it: by the config's device)"
     )
 
 
@@ -40,5 +41,5 @@ def run(args: argparse.Namespace) -> int:
         f"{total / 60:.1f} min, {total / 60 * nodes:.1f} node-minutes, at {rate:g} TFLOP/s per GPU"
     )
     if config.cluster is not None:
-        print("\n".join(submit.summary(jobs, config)))
+        print("\n".join(submit.summary(jobs, config, rate)))
     return 0
