@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from make_records import make
 from ringmark import cli, record
+from ringmark.cell import Cell, MeshShape
 
 RUN = ["run", "--method", "ring", "--seqlen", "64", "--heads", "2", "--head-dim", "16", "--device", "cpu"]
 
@@ -47,6 +51,15 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
         (["cells", "no/such.yaml"], "cannot read config"),
         (["job", "no/such.json"], "no readable job"),
         (["plan"], "name a config file"),
+        ([*RUN, "--iters", "0"], "--iters: 0: give a whole number of at least 1"),
+        ([*RUN, "--kv-heads", "0"], "--kv-heads: 0: give a whole number of at least 1"),
+        ([*RUN, "--limit", "-1"], "--limit: -1: give a number above 0"),
+        ([*RUN, "--warmup-s", "-3"], "--warmup-s: -3: give seconds, 0 or more"),
+        ([*RUN, "--warmup-s", "nan"], "--warmup-s: nan: give seconds"),
+        ([*RUN, "--kernel", "flash9"], "there is no kernel 'flash9'"),
+        (["cells", "config/local.yaml", "--tflops", "0"], "--tflops: 0: give a number above 0"),
+        (["cells", "config/local.yaml", "--tflops", "-5"], "--tflops: -5: give a number above 0"),
+        (["campaign", "config/local.yaml", "--repeat", "5"], "there is no repeat 5"),
         (["plan", "--from-json", '{"a'], "--from-json is no valid JSON"),
     ],
 )
@@ -153,3 +166,82 @@ def test_a_list_of_records_that_cannot_be_written_is_told_before_the_job(
     assert cli.main(["job", str(first), "--done", "/proc/ringmark/done.json"]) == 2
     assert capsys.readouterr().err.startswith("ringmark: cannot write")
     assert not list(tmp_path.rglob("log.txt"))
+
+
+BROKEN = {
+    "torn": ("class Method(", "torn.py does not load: SyntaxError"),
+    "lonely": ("import no_such_library", "lonely.py does not load: ModuleNotFoundError: No module named"),
+    "empty": ("", "empty.py does not load: AttributeError"),
+    "half": (
+        "from ringmark.methods import base\nclass Method(base.Method):\n    label = 'half'\n",
+        "half.py has a class Method without layout",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(BROKEN))
+def test_a_broken_file_costs_its_own_row(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ringmark import catalog, methods
+
+    text, says = BROKEN[name]
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
+    assert cli.main(["methods"]) == 0
+    out = capsys.readouterr().out
+    assert f"broken: {says}" in next(line for line in out.splitlines() if line.startswith(f"  {name} "))
+    assert "BurstAttention" in out
+    assert "kernels" in out
+    monkeypatch.setattr(catalog, "native_names", methods.names)
+    assert cli.main([*RUN[:2], name, *RUN[3:]]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_what_cannot_be_is_told_before_the_bound_is_measured(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ringmark.supervise.run", lambda *_, **__: pytest.fail("ranks were started"))
+    monkeypatch.setattr("ringmark.peers._peer.installed", lambda module: False)
+    for words, says in (
+        (["--option", "ctas=0.5"], "ctas is 0.5: give a whole number"),
+        (["--method", "ring", "--seqlen", "65"], "does not divide by 2"),
+        (["--method", "te_p2p", "--dtype", "bf16"], "the module transformer_engine is not installed"),
+    ):
+        out = tmp_path / f"{len(words)}.json"
+        assert cli.main([*RUN, *words, "--out", str(out)]) == 2
+        assert says in capfd.readouterr().err
+        assert record.read(out).failure is not None
+
+
+def test_a_profile_says_where_the_time_goes_and_keeps_its_trace(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*RUN, "--mesh", "1x2", "--iters", "6", "--profile", "--no-bound"]) == 0
+    out = capfd.readouterr().out
+    assert "attention kernels" in out
+    assert "exposed communication" in out
+    trace = next(word for word in out.split() if word.endswith(".trace.json.gz"))
+    assert json.loads(gzip.decompress(Path(trace).read_bytes()))["traceEvents"]
+
+
+def test_cells_costs_its_rate_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = tmp_path / "site.yaml"
+    site.write_text("name: s\nscheduler: none\n")
+    argv = ["cells", "config/h200x4.yaml", "--cluster", str(site)]
+    assert cli.main([*argv, "--tflops", "600"]) == 0
+    first = capsys.readouterr().out.splitlines()[-2:]
+    assert all("at 600 TFLOP/s" in line for line in first)
+    assert re.search(r": \d+ cells to measure \(\d+ have their record\) in", first[-1])
+
+
+@pytest.mark.parametrize("status", ["crashed", "passed"])
+def test_a_campaign_in_which_nothing_passed_has_failed(
+    status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = Cell("ring", 64, mesh=MeshShape(1, 2))
+    found = make(cell, status=record.Status(status))
+    monkeypatch.setattr("ringmark.supervise.run", lambda *_: [found])
+    argv = ["campaign", "config/local.yaml", "--results", str(tmp_path)]
+    assert cli.main(argv) == (0 if status == "passed" else 1)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ringmark.record import Record, Status
+from ringmark.shares import PARTS, shares
 
 HEADER = (
     f"{'method':<24} {'seqlen':>8} {'mesh':>5} {'kernel':>10} {'phase':>8} {'median ms':>11} "
@@ -33,6 +37,24 @@ def headline_row(found: Record, bound: Record | None) -> str:
         )
     lines += [f"    {flag}" for flag in series.flags]
     return "\n".join(lines)
+
+
+def profile_lines(profile: Mapping[str, Any]) -> list[str]:
+    """Where the slowest rank's profiled iteration goes, and its longest kernels or operators."""
+    rank = max(range(len(profile["ranks"])), key=lambda index: profile["ranks"][index]["span_ms"])
+    figures = profile["ranks"][rank]
+    parts = shares(figures)
+    if not parts:
+        return ["    the profile shows no work"]
+    hidden = (figures["comm_busy_ms"] - figures["exposed_comm_ms"]) / figures["span_ms"]
+    words = ", ".join(f"{PARTS[name]} {share:.1%}" for name, share in parts.items())
+    lines = [
+        f"    where the {figures['span_ms']:.3f} ms of a profiled iteration go (rank {rank}, the slowest):",
+        f"        {words}; hidden communication {hidden:.1%}",
+    ]
+    for one in profile["top"][:3]:
+        lines.append(f"        {one['time_ms']:.3f} ms in {one['calls']} x {one['name'][:80]}")
+    return lines
 
 
 def fraction_of_bound(found: Record, bound: Record | None) -> str:

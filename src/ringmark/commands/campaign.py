@@ -10,8 +10,10 @@ from pathlib import Path
 from ringmark import config as configs
 from ringmark import host, supervise
 from ringmark import job as jobs
+from ringmark.arguments import index
 from ringmark.commands import plan
 from ringmark.errors import UserError
+from ringmark.record import Status
 from ringmark.site import Site
 
 HELP = "measure a campaign on this host, job after job (for hosts without Snakemake)"
@@ -25,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="REGEX",
         help="only cells whose key matches, like '/S131072_fwd_bwd$' (one run for all)",
     )
-    parser.add_argument("--repeat", type=int, help="only this repeat, counted from 0")
+    parser.add_argument("--repeat", type=index, help="only this repeat, counted from 0")
     parser.add_argument(
         "--again", action="store_true", help="move records that were asked for otherwise aside first"
     )
@@ -33,16 +35,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = configs.read(args.config)
+    if args.repeat is not None and args.repeat >= config.repeats:
+        raise UserError(f"there is no repeat {args.repeat}: the config has {config.repeats}, counted from 0")
     wanted = configs.jobs(config, args.results)
     check_place(wanted[0])
+    whole = args.match is None and args.repeat is None
+    part = None if whole else matching(wanted, args.match or "", args.repeat, args.results / config.campaign)
     planned = plan.write(config, args.results, wanted, args.again)
-    if args.match is not None or args.repeat is not None:
-        planned = matching(planned, args.match or "", args.repeat, args.results / config.campaign)
+    if part is not None:
+        path = Path(f"{part.folder}.job.json")
+        jobs.save(part, path)
+        planned = [(part, path)]
     counts: Counter[str] = Counter()
     for job, path in planned:
         counts.update(found.status.value for found in supervise.run(job, path))
     print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
-    return 0
+    return 0 if counts[Status.PASSED.value] else 1
 
 
 def check_place(job: jobs.Job) -> None:
@@ -52,19 +60,14 @@ def check_place(job: jobs.Job) -> None:
         host.check_fits(job.mesh, host.gpus_for(job.device))
 
 
-def matching(
-    planned: list[tuple[jobs.Job, Path]], pattern: str, repeat: int | None, folder: Path
-) -> list[tuple[jobs.Job, Path]]:
+def matching(wanted: list[jobs.Job], pattern: str, repeat: int | None, folder: Path) -> jobs.Job:
     """One job of all cells that match, so that they share a run."""
     try:
-        wanted = re.compile(pattern)
+        matches = re.compile(pattern).search
     except re.error as error:
         raise UserError(f"--match {pattern!r} is no regular expression: {error}") from None
-    items = [item for job, _ in planned for item in job.items if wanted.search(item.cell.key)]
+    items = [item for job in wanted for item in job.items if matches(item.cell.key)]
     items = [item for item in items if repeat in (None, item.asked.repeat)]
     if not items:
         raise UserError(f"nothing matches {pattern!r}: 'ringmark cells' lists the keys of a config's cells")
-    made = jobs.part(planned[0][0], f"part-{jobs.digest(items)}", items, folder / "jobs")
-    path = folder / "jobs" / f"{made.id}.job.json"
-    jobs.save(made, path)
-    return [(made, path)]
+    return jobs.part(wanted[0], f"part-{jobs.digest(items)}", items, folder / "jobs")

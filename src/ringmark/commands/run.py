@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import tempfile
 from pathlib import Path
 
+from ringmark import catalog, cost, fabric, host, record, supervise
 from ringmark import config as configs
-from ringmark import cost, fabric, host, record, supervise
 from ringmark import job as jobs
-from ringmark.catalog import native_names, peer_names
+from ringmark.arguments import count, duration, positive
 from ringmark.cell import DTYPES, PHASES, Cell, Dtype, MeshShape, Shape, parse_option, parse_row
 from ringmark.errors import UserError, nearest
-from ringmark.record import Asked, Record, Status
-from ringmark.row import headline_row
+from ringmark.record import Asked, Failure, Record, Status
+from ringmark.row import headline_row, profile_lines
 
 HELP = "measure one cell on this host and print its row"
 SLOW_S = 600.0
@@ -25,11 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cell = parser.add_argument_group("the cell")
     cell.add_argument("--method", required=True, help="a method or peer ('ringmark methods' lists them)")
     cell.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="a method's option")
-    cell.add_argument("--seqlen", type=int, required=True, help="seqlen_global: tokens over all ranks")
-    cell.add_argument("--heads", type=int, default=40, help="query heads (40)")
-    cell.add_argument("--kv-heads", type=int, help="key and value heads (as many as query heads)")
-    cell.add_argument("--head-dim", type=int, default=128, help="head size (128)")
-    cell.add_argument("--batch", type=int, default=1, help="batch size (1)")
+    cell.add_argument("--seqlen", type=count, required=True, help="seqlen_global: tokens over all ranks")
+    cell.add_argument("--heads", type=count, default=40, help="query heads (40)")
+    cell.add_argument("--kv-heads", type=count, help="key and value heads (as many as query heads)")
+    cell.add_argument("--head-dim", type=count, default=128, help="head size (128)")
+    cell.add_argument("--batch", type=count, default=1, help="batch size (1)")
     cell.add_argument("--dtype", choices=DTYPES, help="bf16 on GPUs, fp32 on the CPU")
     cell.add_argument("--mask", choices=("causal", "full"), default="causal", help="causal or full (causal)")
     cell.add_argument("--phase", choices=PHASES, default="fwd_bwd", help="fwd or fwd_bwd (fwd_bwd)")
@@ -37,11 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cell.add_argument("--kernel", default="auto", help="the local kernel (auto: the fastest that fits)")
     how = parser.add_argument_group("how it is measured")
     how.add_argument(
-        "--iters", type=int, help="exactly so many timed iterations (else until the interval is narrow)"
+        "--iters", type=count, help="exactly so many timed iterations (else until the interval is narrow)"
     )
     how.add_argument("--warmup", type=int, default=3, help="untimed iterations, at least 3 (3)")
     how.add_argument(
-        "--warmup-s", type=float, default=0.0, metavar="SECONDS", help="untimed for at least so long (0)"
+        "--warmup-s", type=duration, default=0.0, metavar="SECONDS", help="untimed for at least so long (0)"
     )
     how.add_argument(
         "--protocol", action="append", choices=("isolated", "pipelined"), help="isolated; repeatable"
@@ -53,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--virtual-nodes", action="store_true", help="let NCCL treat the mesh's nodes as hosts")
     how.add_argument("--fabric", help="NCCL's variables for the network between nodes: ib, roce, efa, tcp")
     how.add_argument(
-        "--limit", type=float, default=600.0, metavar="SECONDS", help="end a hung cell after this (600)"
+        "--limit", type=positive, default=600.0, metavar="SECONDS", help="end a hung cell after this (600)"
     )
     how.add_argument(
         "--profile", action="store_true", help="also say where the time goes, and keep the trace"
@@ -66,17 +65,37 @@ def run(args: argparse.Namespace) -> int:
     gpus = host.gpus_for(args.device)
     if not gpus:
         print("no GPU is used: the ranks run on the CPU with gloo (for GPUs: docker run --gpus all ...)")
-    cell = cell_of(args, gpus)
+    cell, asked = cell_of(args, gpus), asked_of(args)
     if args.out is not None:
         check_out(args.out)
-    warn_if_slow(cell, gpus)
-    with tempfile.TemporaryDirectory(prefix="ringmark-") as folder:
-        found, bound = measure(args, cell, bool(gpus), Path(folder))
-        keep(args, found, bound, Path(folder))
+    trace = trace_of(args, cell)
+    found = refused(cell, asked, gpus)
+    if found is not None:
+        bound, where = None, None
+        keep(args, found, bound)
+    else:
+        warn_if_slow(cell, gpus)
+        with tempfile.TemporaryDirectory(prefix="ringmark-") as folder:
+            found, bound = measure(args, cell, asked, bool(gpus), Path(folder))
+            keep(args, found, bound)
+            where = keep_trace(found, Path(folder), trace)
     if found.status in (Status.UNSUPPORTED, Status.UNAVAILABLE) and found.failure:
         raise UserError(found.failure.reason)  # what was asked cannot be: a mistake, told in one sentence
     print(headline_row(found, bound))
+    if found.profile is not None:
+        print("\n".join([*profile_lines(found.profile), f"    trace: {where} (for ui.perfetto.dev)"]))
     return 0 if found.status is Status.PASSED else 1
+
+
+def refused(cell: Cell, asked: Asked, gpus: int) -> Record | None:
+    """The record of a cell that its method does not take: asked before its bound is measured for nothing."""
+    from ringmark.bench import ask
+
+    refusal = ask.refusal_elsewhere(cell) if gpus else ask.refusal(cell)
+    if refusal is None:
+        return None
+    status, reason = refusal
+    return Record(cell, asked, status, "run", failure=Failure(reason))
 
 
 def check_out(out: Path) -> None:
@@ -89,9 +108,12 @@ def check_out(out: Path) -> None:
 def cell_of(args: argparse.Namespace, gpus: int) -> Cell:
     """The cell that the arguments name."""
     method, options = parse_row(args.method)
-    known = [*native_names(), *peer_names()]
+    known = [*catalog.native_names(), *catalog.peer_names()]
     if method not in known:
         raise UserError(f"there is no method {method!r}: {nearest(method, known)}")
+    kernels = ["auto", *catalog.kernel_names()]
+    if args.kernel not in kernels:
+        raise UserError(f"there is no kernel {args.kernel!r}: {nearest(args.kernel, kernels)}")
     for assignment in args.option:
         name, equals, value = assignment.partition("=")
         if not equals:
@@ -114,10 +136,10 @@ def warn_if_slow(cell: Cell, gpus: int) -> None:
         print(f"this may take about {seconds / 60:.0f} min at {rate:g} TFLOP/s per rank; Ctrl-C ends it")
 
 
-def measure(args: argparse.Namespace, cell: Cell, cuda: bool, folder: Path) -> tuple[Record, Record | None]:
-    """The cell's record and its bound's, measured in one world."""
+def asked_of(args: argparse.Namespace) -> Asked:
+    """What the arguments ask of the measurement."""
     try:
-        asked = Asked(
+        return Asked(
             seed=args.seed,
             protocols=args.protocol or ["isolated"],
             warmup=args.warmup,
@@ -128,6 +150,12 @@ def measure(args: argparse.Namespace, cell: Cell, cuda: bool, folder: Path) -> t
         )
     except ValueError as error:
         raise UserError(str(error)) from None
+
+
+def measure(
+    args: argparse.Namespace, cell: Cell, asked: Asked, cuda: bool, folder: Path
+) -> tuple[Record, Record | None]:
+    """The cell's record and its bound's, measured in one world."""
     wanted = [cell]
     if not args.no_bound and cell.method != configs.BOUND:
         wanted.insert(
@@ -151,13 +179,27 @@ def measure(args: argparse.Namespace, cell: Cell, cuda: bool, folder: Path) -> t
     return found[-1], found[0] if len(found) == 2 else None
 
 
-def keep(args: argparse.Namespace, found: Record, bound: Record | None, folder: Path) -> None:
-    """Write the record where it was asked for, its bound's beside it, and the trace where there is one."""
-    if args.out is None:
-        return
-    record.write(found, args.out)
-    if bound is not None:
-        record.write(bound, args.out.with_suffix(".bound.json"))
-    for trace in folder.rglob("*.trace.json.gz"):
-        if configs.BOUND not in str(trace.relative_to(folder)) or found.cell.method == configs.BOUND:
-            shutil.copy(trace, args.out.with_suffix(".trace.json.gz"))
+def keep(args: argparse.Namespace, found: Record, bound: Record | None) -> None:
+    """Write the record where it was asked for, and its bound's beside it."""
+    if args.out is not None:
+        record.write(found, args.out)
+        if bound is not None:
+            record.write(bound, args.out.with_suffix(".bound.json"))
+
+
+def trace_of(args: argparse.Namespace, cell: Cell) -> Path:
+    """Where a trace is kept: beside the record, else in the working directory, where it can be written."""
+    if args.out is not None:
+        out: Path = args.out
+        return out.with_suffix(".trace.json.gz")
+    if args.profile:
+        supervise.check_writable(Path())
+    return Path(f"{cell.row}-S{cell.seqlen_global}_{cell.phase}.trace.json.gz")
+
+
+def keep_trace(found: Record, folder: Path, target: Path) -> Path | None:
+    """Copy the trace of a profiled cell out of the folder in which it was measured."""
+    if found.profile is None:
+        return None
+    record.write_atomic(target, (folder / found.path).with_suffix(".trace.json.gz").read_bytes())
+    return target
