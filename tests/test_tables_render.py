@@ -11,13 +11,25 @@ from pathlib import Path
 import pytest
 
 import make_records
-from ringmark import record
+from ringmark import record, yamlfile
 from ringmark.cell import PHASES, Cell, MeshShape
 from ringmark.cli import main
 from ringmark.errors import UserError
 from ringmark.flops import attention_flops, tflops_per_gpu
 from ringmark.published.ingest import ingest_bytes
-from ringmark.tables import blocks, campaign, collect, comparison, csvtable, group, latex, markdown, templates
+from ringmark.tables import (
+    blocks,
+    campaign,
+    collect,
+    comparison,
+    csvtable,
+    forms,
+    group,
+    latex,
+    markdown,
+    page,
+    templates,
+)
 from ringmark.tables.headline import headline
 from ringmark.tables.numbers import decimals, fixed
 from ringmark.tables.page import kind
@@ -94,6 +106,22 @@ def test_rendering_again_changes_nothing_and_check_names_what_is_stale(made, tmp
     assert str(target) in said
     assert "cells.csv" in said
     assert target.read_text() == "edited by hand\n"
+
+
+def test_a_table_that_no_record_makes_is_left_over(made, tmp_path, capsys):
+    out = tmp_path / "out"
+    command = ["render", str(made), "--out", str(out)]
+    assert main(command) == 0
+    (out / "made" / "plots").mkdir()
+    (out / "made" / "plots" / "rate.svg").write_text("a plot is no table")
+    assert main([*command, "--check"]) == 0
+    old = out / "made" / "old.tex"
+    old.write_text("of a group that is gone")
+    capsys.readouterr()
+    for status, words in ((1, [*command, "--check"]), (0, command)):
+        assert main(words) == status
+        assert f"left over: {old}: no record makes it, delete it" in capsys.readouterr().out
+        assert old.exists()
 
 
 def test_bold_only_where_the_best_is_clear_of_every_other_and_ahead_by_the_spread_of_launches():
@@ -399,6 +427,31 @@ def test_templates_are_sandboxed(tmp_path):
         templates.fill(templates.load(tmp_path), "bad.j2")
 
 
+@pytest.mark.parametrize("mistake", ["{{ 1 / 0 }}", "{{ page.title(3) }}", "{{ page.x + 1 }}", "{% if %}"])
+def test_a_mistake_in_a_template_is_told_in_a_sentence(mistake, tmp_path):
+    (tmp_path / "bad.j2").write_text(mistake)
+    with pytest.raises(UserError, match=r"template bad.j2: .*; correct the template"):
+        templates.fill(templates.load(tmp_path), "bad.j2", page={"title": "a", "x": "b"})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("tables", "a: [1", "is no valid YAML"),
+        ("tables", "speedup_bases: [te_pp]\nblocks: {}", "no method 'te_pp'; did you mean 'te_p2p'"),
+        ("tables", "speedup_bases: [ring]\nblcks: {}", "did you mean 'blocks'"),
+        ("tables", "speedup_bases: [ring]\nblocks: {a: {kind: b}}", "lacks the key 'campaigns'"),
+        ("forms", "forms: {a: {title: b, colums: []}}", "did you mean 'columns'"),
+    ],
+)
+def test_a_mistake_in_the_tables_choices_is_told_in_a_sentence(name, text, says, monkeypatch):
+    monkeypatch.setattr(yamlfile, "packaged", lambda asked: yamlfile.parse(text, asked))
+    forms.forms.cache_clear()
+    with pytest.raises(UserError, match=says) as caught:
+        page.choices() if name == "tables" else forms.forms()
+    assert f"data/{name}.yaml" in str(caught.value)
+
+
 def test_forms_made_from_records_are_read_back_as_the_same_numbers(tmp_path):
     mesh, options = MeshShape(4, 8), {"placement": "head_first", "ulysses": 8}
     cells = [
@@ -441,6 +494,10 @@ def test_blocks_are_filled_and_unknown_ones_named(tmp_path):
     assert blocks.filled(new, lambda name: "new", page) == new
     with pytest.raises(UserError, match="begin and 0 end"):
         blocks.filled("<!-- ringmark:begin headline -->\n", lambda name: "", page)
+    with pytest.raises(UserError, match="0 blocks begin and 1 end"):
+        blocks.filled("old\n<!-- ringmark:end headline -->\n", lambda name: "", page)
+    with pytest.raises(UserError, match="1 blocks begin and 1 end, 0 of them whole"):
+        blocks.filled("<!-- ringmark:begin a -->\n<!-- ringmark:end b -->\n", lambda name: "", page)
     with pytest.raises(UserError, match="did you mean 'headline'"):
         blocks.source("headlines", page)
 

@@ -27,13 +27,16 @@ def run(args: argparse.Namespace) -> int:
 
     if (args.campaign is None) != args.all:
         raise UserError("name one campaign, or give --all")
-    files = rendered(args).files
+    renderer = rendered(args)
+    files, left_over = renderer.files, renderer.left_over()
+    for path in left_over:
+        print(f"left over: {shown(path)}: no record makes it, delete it")
     if args.check:
         stale = render.stale(files)
         for path in stale:
             print(f"stale: {shown(path)}")
-        print(f"{len(files)} files, {len(stale)} stale")
-        return 1 if stale else 0
+        print(f"{len(files)} files, {len(stale)} stale, {len(left_over)} left over")
+        return 1 if stale or left_over else 0
     written = render.write(files)
     for path in files:
         if path.suffix == ".md" and path.name != "forms.md":

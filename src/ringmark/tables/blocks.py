@@ -9,7 +9,8 @@ from pathlib import Path
 from ringmark.errors import UserError, nearest
 from ringmark.tables.page import choices
 
-_BEGIN = re.compile(r"^<!-- ringmark:begin ", re.MULTILINE)  # at a line's start; elsewhere it is spoken of
+# At a line's start; elsewhere it is spoken of.
+_MARK = re.compile(r"^<!-- ringmark:(begin|end) ", re.MULTILINE)
 _BLOCK = re.compile(
     r"^(?P<begin><!-- ringmark:begin (?P<name>[\w.-]+) -->\n)(?P<body>.*?)"
     r"^(?P<end><!-- ringmark:end (?P=name) -->)",
@@ -23,15 +24,17 @@ def pages(root: Path) -> Iterator[Path]:
 
 
 def any_in(text: str) -> bool:
-    return bool(_BEGIN.search(text))
+    return bool(_MARK.search(text))
 
 
 def filled(text: str, body_of: Callable[[str], str | None], where: Path) -> str:
     """The text with its blocks' bodies replaced; a body of None leaves the block as it is."""
-    begun, whole = len(_BEGIN.findall(text)), len(_BLOCK.findall(text))
-    if begun != whole:
+    marks, whole = _MARK.findall(text), len(_BLOCK.findall(text))
+    begun, ended = marks.count("begin"), marks.count("end")
+    if not begun == ended == whole:
         raise UserError(
-            f"{where}: {begun} blocks begin and {whole} end: give each begin its ringmark:end NAME"
+            f"{where}: {begun} blocks begin and {ended} end, {whole} of them whole: "
+            "give each ringmark:begin NAME its ringmark:end NAME"
         )
 
     def replaced(found: re.Match[str]) -> str:

@@ -39,6 +39,7 @@ class Renderer:
     template_folder: Path
     files: Files = field(default_factory=dict)
     headlines: dict[str, headline.Headline | None] = field(default_factory=dict)
+    folders: list[Path] = field(default_factory=list)  # those of which every table is rendered
 
     def fill(self, template: str, **values: object) -> str:
         return templates.fill(templates.load(self.template_folder), template, **values)
@@ -80,7 +81,13 @@ class Renderer:
             return None
         return self.fill(f"block_{kind}.md.j2", headline=known)
 
+    def left_over(self) -> list[Path]:
+        """Tables that no record makes any more: of a group that is gone, or copied there by hand."""
+        there = (path for folder in self.folders for path in sorted(folder.glob("*")))
+        return [path for path in there if path.suffix in (".tex", ".csv", ".md") and path not in self.files]
+
     def _tables(self, folder: Path, tables: Iterable[Table]) -> None:
+        self.folders.append(folder)
         for table in tables:
             self.files[folder / f"{table.name}.tex"] = latex.table_text(table)
             self.files[folder / f"{table.name}.csv"] = csvtable.table_text(table)
@@ -88,7 +95,7 @@ class Renderer:
 
 def stale(files: Files) -> list[Path]:
     """The files that are missing or differ from what the records give."""
-    return [path for path, text in files.items() if not path.exists() or path.read_text("utf-8") != text]
+    return [path for path, text in files.items() if not path.exists() or path.read_bytes() != text.encode()]
 
 
 def write(files: Files) -> list[Path]:

@@ -11,6 +11,9 @@ from jinja2.sandbox import SandboxedEnvironment
 from ringmark.errors import UserError
 from ringmark.tables import csvtable, formpage, latex, markdown
 
+# What a template can make Python say: `{{ 1 / 0 }}`, a call of what is no function, a name that is not there.
+_MISTAKES = (TemplateError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError)
+
 
 def load(folder: Path) -> SandboxedEnvironment:
     """The environment of the templates in a folder."""
@@ -46,7 +49,9 @@ def fill(environment: SandboxedEnvironment, template: str, **values: Any) -> str
     """A template's text; what is wrong with a template is told in one sentence."""
     try:
         return environment.get_template(template).render(**values)
-    except TemplateError as error:
+    except UserError:
+        raise
+    except _MISTAKES as error:
         raise UserError(
-            f"template {template}: {error or type(error).__name__}; correct the template"
-        ) from None
+            f"template {template}: {str(error) or type(error).__name__}; correct the template"
+        ) from error
