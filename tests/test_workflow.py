@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ringmark import checkup, cluster, cost, orphans, submit
+from make_records import make
+from ringmark import checkup, cluster, cost, orphans, record, submit
 from ringmark import config as configs
 from ringmark.cell import MeshShape, Shape
 from ringmark.config import Config, Grid, Measure
@@ -89,6 +90,35 @@ def test_without_a_cluster_the_local_campaign_is_planned(checkout: Path) -> None
     assert done.returncode == 0, done.stderr
     assert "measure" in rules(done)  # a root Snakefile that only includes another would plan nothing
     assert "ringmark: " not in done.stderr
+
+
+def test_what_the_verbs_refuse_the_workflow_refuses_in_the_same_sentence(checkout: Path) -> None:
+    with open(checkout / "c.yaml", "a") as file:
+        file.write("seed: 1\nseed: 2\n")
+    done = snakemake(checkout, "-n")
+    assert done.returncode != 0
+    assert re.search(
+        r"ringmark: .*c\.yaml is no valid YAML: line \d+ gives the key 'seed' again", done.stderr
+    )
+    assert "Traceback" not in done.stderr
+    write(checkout, grids=[{**GRID, "kernels": ["flash9"]}])
+    done = snakemake(checkout, "-n")
+    assert done.returncode != 0
+    assert "there is no kernel 'flash9'" in done.stdout + done.stderr
+
+
+def test_the_workflow_replaces_no_record(checkout: Path) -> None:
+    (job,) = configs.jobs(configs.from_data(CONFIG, "c"), checkout / "results")
+    item = job.items[0]
+    found = dataclasses.replace(make(item.cell, campaign="t"), asked=item.asked)
+    record.write(found, Path(item.out))
+    assert snakemake(checkout, "-n").returncode == 0
+    write(checkout, measure={"warmup": 4})
+    done = snakemake(checkout, "--cores", "1")
+    assert done.returncode != 0
+    assert "1 passed records of campaign t were asked for otherwise (warmup 3, now 4)" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert record.read(Path(item.out)) == found
 
 
 def test_slurm_without_a_cluster_file_is_refused_in_one_sentence(checkout: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,12 @@ class Campaign:
         """The time limit of one job."""
         return submit.minutes(next(job for job in self.jobs if job.id == job_id), self.config)
 
-    def check(self) -> None:
-        """Refuse to measure over records that were asked for otherwise, before anything is planned."""
+    def check(self, configfiles: Iterable[str | Path] = ()) -> None:
+        """Before anything is planned: no key is given twice, and no record would be replaced."""
         try:
+            for path in map(Path, configfiles):  # Snakemake has read them, and took the last of two keys
+                if path.suffix in (".yaml", ".yml"):
+                    yamlfile.read(path, "config")
             aside.check(self.config.campaign, [item for job in self.jobs for item in job.items])
         except UserError as error:
             raise SystemExit(f"ringmark: {error}") from None
