@@ -200,3 +200,9 @@ def test_a_list_of_records_that_are_gone_is_removed(tmp_path: Path, monkeypatch:
     manifest.write_text("[]")
     dag.Campaign.from_snakemake(SMALL)
     assert not manifest.exists()
+
+
+def test_no_campaign_takes_the_name_of_another_folder() -> None:
+    for folder in (*Path("results").iterdir(), *Path("paper_tables").iterdir()):
+        is_campaign = (Path("results") / folder.stem / "records").is_dir()
+        assert is_campaign or folder.stem.lower() in configs.TAKEN, folder

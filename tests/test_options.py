@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringmark import catalog, kernels, methods, peers
+from ringmark.bench import ask
 from ringmark.cell import Cell, MeshShape, OptionValue, Shape
 from ringmark.comm.homeward import WIRES
 from ringmark.errors import UserError
@@ -71,3 +72,8 @@ def test_a_method_without_a_degree_is_told_of_its_ranks() -> None:
         "3 heads cannot be dealt to 2 ranks: the number of ranks can be one of 1, 3"
     )
     assert "ulysses can be one of 1, 3" in (kind("usp")(ulysses=2).unsupported(cell) or "")
+
+
+def test_a_method_is_asked_in_a_process_of_its_own_with_the_same_answer() -> None:
+    for cell in (Cell("zigzag", 65, HERE, "fwd", MeshShape(1, 2)), Cell("ring", 64, HERE, "fwd")):
+        assert ask.refusal_elsewhere(cell) == ask.refusal(cell)
