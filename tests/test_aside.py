@@ -61,7 +61,7 @@ def test_another_question_is_refused_before_anything_is_written(
     before = files()
     assert cli.main([argv[0], "changed.yaml", *argv[1:]]) == 2
     said = capsys.readouterr().err
-    assert "2 passed records of campaign c were asked for otherwise (warmup 3, now 4)" in said
+    assert "2 passed records were asked for otherwise in campaign c (warmup 3, now 4)" in said
     assert "--again" in said
     assert files() == before
 
@@ -69,7 +69,7 @@ def test_another_question_is_refused_before_anything_is_written(
 @pytest.mark.usefixtures("measured")
 def test_the_workflow_refuses_it_before_it_plans() -> None:
     dag.Campaign.from_snakemake(CONFIG).check()
-    with pytest.raises(SystemExit, match="2 passed records of campaign c were asked for otherwise"):
+    with pytest.raises(SystemExit, match="2 passed records were asked for otherwise in campaign c"):
         dag.Campaign.from_snakemake({**CONFIG, "seed": 1}).check()
 
 
@@ -77,7 +77,7 @@ def test_the_workflow_refuses_it_before_it_plans() -> None:
 def test_a_job_planned_by_other_hands_is_refused_too(capsys: pytest.CaptureFixture[str]) -> None:
     made, before = planned("changed.yaml"), [*Path("results").rglob("records/**/*.json")]
     job.save(made, Path("j.json"))
-    with pytest.raises(UserError, match="are not overwritten"):
+    with pytest.raises(UserError, match="none is overwritten"):
         supervise.run(made, Path("j.json"))
     assert cli.main(["job", "j.json"]) == 2
     assert all(record.read(path).asked.warmup == 3 for path in before)

@@ -116,7 +116,7 @@ def test_the_workflow_replaces_no_record(checkout: Path) -> None:
     write(checkout, measure={"warmup": 4})
     done = snakemake(checkout, "--cores", "1")
     assert done.returncode != 0
-    assert "1 passed records of campaign t were asked for otherwise (warmup 3, now 4)" in done.stderr
+    assert "1 passed record was asked for otherwise in campaign t (warmup 3, now 4)" in done.stderr
     assert "Traceback" not in done.stderr
     assert record.read(Path(item.out)) == found
 

@@ -37,10 +37,11 @@ def check(campaign: str, items: Iterable[Item]) -> None:
         for name, value in vars(there.asked).items()
         if value != (now := getattr(item.asked, name))
     ]
+    counted = "1 passed record was" if len(found) == 1 else f"{len(found)} passed records were"
     raise UserError(
-        f"{len(found)} passed records of campaign {campaign} were asked for otherwise "
-        f"({'; '.join(differences) or 'another cell'}) and are not overwritten: give the campaign another "
-        "name, or move them aside with 'ringmark plan CONFIG --again'"
+        f"{counted} asked for otherwise in campaign {campaign} ({'; '.join(differences) or 'another cell'}), "
+        "and none is overwritten: give the campaign another name, or move them aside with "
+        "'ringmark plan CONFIG --again'"
     )
 
 
