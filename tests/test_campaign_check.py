@@ -258,7 +258,7 @@ def test_what_is_made_of_a_campaign_is_made_of_one_that_passes(
     verb: list[str], campaign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The sentence names the folder, so that the check that it sends to can be run."""
-    _change(campaign, RING_BOTH, _set("timing", "tflops_per_gpu", to=1e6))
+    edit(campaign, RING_BOTH, put("timing", "tflops_per_gpu", to=1e6))
     words = [str(tmp_path / word) if word == "out" else word for word in verb]
     assert cli.main([words[0], str(campaign), *words[1:]]) == 2
     said = capsys.readouterr().err
