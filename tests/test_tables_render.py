@@ -173,6 +173,24 @@ def test_the_rate_of_repeats_is_that_of_their_time_and_repeats_apart_have_a_note
     assert APART not in line.points[("fwd", 512)].notes
 
 
+def test_a_cell_that_another_program_measured_says_so(tmp_path):
+    def of(commit: str, found: record.Record) -> record.Record:
+        source = {**found.environment["source"], "git_commit": commit * 40}
+        return replace(found, environment={**found.environment, "source": source})
+
+    made = {(m, s): make_records.make(cell(m, s)) for m in ("burst", "ring", "single") for s in (512, 1024)}
+    (one,) = groups_of(tmp_path / "one", [of("a", found) for found in made.values()])
+    assert "Measured by" not in kind(one)
+    later = [of("b" if place == ("ring", 1024) else "a", found) for place, found in made.items()]
+    (two,) = groups_of(tmp_path / "two", later)
+    assert kind(two).endswith(" at commit aaaaaaaaaaaa where no note names another.")
+    table = comparison.rates(two, "fwd")
+    (note,) = [number for number, text in enumerate(table.notes, 1) if "at commit bbbbbbbbbbbb" in text]
+    marked = {row[0].text: [note in entry.marks for entry in row[1:]] for row in table.rows}
+    assert marked["Ring"] == [False, True]
+    assert sum(sum(marks) for marks in marked.values()) == 1
+
+
 def test_tables_say_how_many_repeats_a_cell_has(tmp_path):
     """One sentence where all have as many; else a note where there is more than one."""
     once = [make_records.make(cell(method)) for method in ("burst", "ring")]
@@ -302,10 +320,15 @@ def test_the_headline_and_the_ratios_name_the_kernels_of_both_sides(tmp_path):
         replace(peer, ran=replace(peer.ran, implementation="transformer-engine", label="TE p2p")),
         make_records.make(cell("ulysses", phase="fwd_bwd", kernel="flash4"), median_ms=10.0),
     ]
-    opened = groups_of(tmp_path, records)[-1]
+    opened = groups_of(tmp_path / "one", records)[-1]
     told = headline("made", [opened]).sentence
     assert "ringmark's own ulysses with flash4 takes" in told
     assert "times as fast as TE p2p with cudnn (" in told
+    assert "another commit" not in told
+    source = {**peer.environment["source"], "git_commit": "b" * 40}
+    records[0] = replace(records[0], environment={**peer.environment, "source": source})
+    other = headline("made", [groups_of(tmp_path / "other", records)[-1]]).sentence
+    assert other.endswith(" ms, by another commit of ringmark).")
     ratios = comparison.speedups(opened, "fwd_bwd", ["te_p2p"])
     marked = [[ratios.notes[mark - 1] for mark in row[1].marks] for row in ratios.rows]
     assert marked == [["kernel flash4"], ["kernel cudnn"]]

@@ -137,12 +137,15 @@ def _column(
 
 
 def _notes(group: Group, phase: str, p: Point) -> tuple[str, ...]:
-    """A point's notes, and how many repeats it has where a group's cells differ in that.
+    """A point's notes; how many repeats it has, and what measured it, where a group's cells differ in that.
 
     A derived backward has no launches of its own.
     """
-    counted = len(group.repeats) > 1 and len(p.rows) > 1 and phase != "bwd"
-    return (*p.notes, f"{len(p.rows)} repeats") if counted else p.notes
+    told = list(p.notes)
+    if len(group.repeats) > 1 and len(p.rows) > 1 and phase != "bwd":
+        told.append(f"{len(p.rows)} repeats")
+    others = set(group.programs[1:]) & {row.program for row in p.rows if row.passed}
+    return (*told, *(f"measured by ringmark {program}" for program in sorted(map(str, others))))
 
 
 def _fraction(line: Line, p: Point) -> str:

@@ -6,7 +6,7 @@ best kernel and settings, and says which.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -76,6 +76,12 @@ class Group:
         """How often cells were tried: one number where all as often."""
         measured = (p for line in self.lines for (phase, _), p in line.points.items() if phase != "bwd")
         return sorted({len(p.rows) for p in measured})
+
+    @property
+    def programs(self) -> list[str]:
+        """Which states of ringmark measured, the one of most cells first."""
+        counts = Counter(row.program for row in self.passed_rows if row.program)
+        return sorted(counts, key=lambda program: (-counts[program], program))
 
     def phases(self) -> list[str]:
         there = {phase for line in self.lines for phase, _ in line.points}

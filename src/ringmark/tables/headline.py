@@ -64,15 +64,18 @@ def _told(seqlen: int, point: Point, line: Line, base: Line | None) -> str:
         text += " in larger calls" if OUTRUN in point.notes else ""
     held = base.points.get(("fwd_bwd", seqlen)) if base else None
     if base is not None and held is not None and base is not line:
-        text += _against(point.time_ms.value, held, base)
+        text += _against(point, held, base)
     return text + "."
 
 
-def _against(time_ms: float, held: Point, base: Line) -> str:
-    if held.time_ms is None:
+def _against(point: Point, held: Point, base: Line) -> str:
+    if held.time_ms is None or point.time_ms is None:
         return f"; {_named(base, held)} has no time there: {held.status}"
-    ratio = held.time_ms.value / time_ms
-    return f", {fixed(ratio, 2)} times as fast as {_named(base, held)} ({plain(held.time_ms.value)} ms)"
+    ratio = held.time_ms.value / point.time_ms.value
+    there = f"{plain(held.time_ms.value)} ms"
+    if {row.program for row in held.rows} != {row.program for row in point.rows}:
+        there += ", by another commit of ringmark"
+    return f", {fixed(ratio, 2)} times as fast as {_named(base, held)} ({there})"
 
 
 def _named(line: Line, point: Point) -> str:

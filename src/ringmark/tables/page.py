@@ -132,8 +132,13 @@ def group_title(group: Group) -> str:
 
 
 def kind(group: Group) -> str:
-    """Whether the rows may be held against each other and why, and how often their cells were tried."""
-    return f"{_kind(group)} {_repeats(group)}"
+    """Whether the rows may be held against each other and why, how often cells were tried, and by what."""
+    return " ".join(filter(None, (_kind(group), _repeats(group), _programs(group))))
+
+
+def _programs(group: Group) -> str:
+    found = group.programs
+    return f"Measured by ringmark {found[0]} where no note names another." if len(found) > 1 else ""
 
 
 def _repeats(group: Group) -> str:
