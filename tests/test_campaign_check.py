@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import made_campaign
+import make_records
 from made_campaign import LONG_RING, RING_BOTH, Change, edit, headline, of_headline, put, scaled_times
 from ringmark import campaign_check, cli, stats
 
@@ -58,6 +60,21 @@ def _hot(*flags: str) -> Change:
         headline(data)["flags"] = list(flags)
 
     return change
+
+
+def _profile_of(data: dict[str, Any], part: float) -> dict[str, Any]:
+    """A profile as it could be, of so large a part of the median."""
+    typical_ms = part * headline(data)["summary"]["median"]
+    cell = made_campaign.cell_of("ring")
+    return json.loads(json.dumps(make_records._profile(cell, typical_ms)))  # type: ignore[no-any-return]
+
+
+def _profiled(change: Change) -> Change:
+    def changed(data: dict[str, Any]) -> None:
+        data["asked"]["profile"], data["profile"] = True, _profile_of(data, 1.0)
+        change(data["profile"])
+
+    return changed
 
 
 HOT = "throttled:hw_thermal_slowdown:rank1"
@@ -118,6 +135,20 @@ LIES: dict[str, tuple[Change, str]] = {
         "above what is allowed",
     ),
     "another number of iterations": (put("asked", "min_iterations", to=6), "what was asked is"),
+    "a peer's work as ours": (put("ran", "implementation", to="someone 1.0"), "is ringmark's own, and"),
+    "a profile that was not asked for": (
+        lambda d: d.update(profile=_profile_of(d, 1.0)),
+        "a profile that nobody asked for",
+    ),
+    "a profile of one rank": (_profiled(lambda p: p["ranks"].pop()), "the profile has 1 ranks of 2"),
+    "a profile that does not add up": (
+        _profiled(lambda p: p["ranks"][1].update(idle_ms=0.0)),
+        "are not its span of",
+    ),
+    "a profile of a shorter iteration": (
+        lambda d: put("asked", "profile", to=True)(d) or d.update(profile=_profile_of(d, 0.1)),
+        "far shorter than those that were timed",
+    ),
     "another world": (put("ran", "world_size", to=8), "8 ranks ran"),
     "oom beside a time": (_oom_beside_a_time, "cannot have a timing"),
     "the time of a wrong answer": (_time_of_a_wrong_answer, "above what is allowed"),

@@ -205,3 +205,11 @@ def test_a_record_that_was_checked_once_is_told(campaign: Path) -> None:
     (note,) = campaign_check.check(campaign).findings
     assert not note.is_problem
     assert "1 records were checked before their timing and not after it" in str(note)
+
+
+def test_one_commit_of_two_trees_is_a_name_that_is_not_true(campaign: Path) -> None:
+    edit(campaign, RING_BOTH, put("environment", "source", to=lambda x: {**x, "tree": "a" * 40}))
+    assert campaign_check.check(campaign).problems == []
+    edit(campaign, LONG_RING, put("environment", "source", to=lambda x: {**x, "tree": "b" * 40}))
+    (problem,) = campaign_check.check(campaign).problems
+    assert "one of them measured something else" in str(problem)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -72,6 +73,35 @@ def _losing(number: int) -> type[Method]:
     return Loses
 
 
+def _dense(change: Callable[[list[torch.Tensor], Mesh], None]) -> type[Method]:
+    class WrongWhereDoutIsDense(BURST):  # type: ignore[valid-type, misc]
+        """Right for the check's dout, which is zero but for some rows."""
+
+        def gradients(self, *tensors: Any) -> Any:
+            grads = [grad.clone() for grad in super().gradients(*tensors)]
+            if bool((tensors[0].norm(dim=-1) > 0).all()):
+                change(grads, self.mesh)
+            return tuple(grads)
+
+    return WrongWhereDoutIsDense
+
+
+def _scale(factor: float) -> Callable[[list[torch.Tensor], Mesh], None]:
+    def change(grads: list[torch.Tensor], mesh: Mesh) -> None:
+        grads[0] *= factor
+        grads[1] *= factor
+
+    return change
+
+
+def _put(number: int, value: float) -> Callable[[list[torch.Tensor], Mesh], None]:
+    def change(grads: list[torch.Tensor], mesh: Mesh) -> None:
+        if mesh.rank == 1:
+            grads[number][0, 77, 1, 3] = value
+
+    return change
+
+
 class _HalvesItsGradient(BURST):  # type: ignore[valid-type, misc]
     def gradients(self, dout: torch.Tensor, *tensors: Any) -> Any:
         grads = super().gradients(dout, *tensors)
@@ -98,6 +128,10 @@ FAULTS: dict[str, Callable[[], type[Method]]] = {
     "loses rows of dq": lambda: _losing(1),
     "loses rows of dk": lambda: _losing(2),
     "loses rows of dv": lambda: _losing(3),
+    "has no dq and no dk": lambda: _dense(_scale(0.0)),
+    "halves dq and dk": lambda: _dense(_scale(0.5)),
+    "has an inf in dk": lambda: _dense(_put(1, float("inf"))),
+    "has a nan in dv": lambda: _dense(_put(2, float("nan"))),
     "halves its dout": lambda: _HalvesItsGradient,
     "turns its queries": lambda: _TurnsItsQueries,
 }
@@ -133,15 +167,32 @@ HEALTHY = [
     Cell("ring", SEQLEN, FP32, "fwd", mesh=MeshShape(1, 2), kernel="reference"),
     Cell("stripe", 256, Shape(1, 4, 1, 16, "bf16", "causal"), mesh=MeshShape(1, 2), kernel="reference"),
 ]
+# Few rows, many numbers: a row that sees two keys is ill-conditioned, however wide its head is.
+HEALTHY += [
+    Cell(
+        "burst",
+        seqlen,
+        Shape(batch, 4, 4, head_dim, dtype, "causal"),
+        mesh=MeshShape(1, 2),
+        kernel="reference",
+    )
+    for dtype in ("bf16", "fp16")
+    for batch, head_dim, seqlen in ((4, 128, 8), (1, 256, 16), (2, 128, 32))
+]
 
 
-def _measured(cell: Cell, mesh: Mesh, folder: Path) -> Record:
-    item = Item(cell, QUICK, str(folder / "out.json"))
+def _measured(cell: Cell, mesh: Mesh, folder: Path, asked: Asked = QUICK) -> Record:
+    item = Item(cell, asked, str(folder / "out.json"))
     return measure.measure_cell(item, "test", mesh, Reporter(folder, "run", mesh.rank), "run", 0, {})
 
 
 def _all_of_it(mesh: Mesh, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {cell.key: _measured(cell, mesh, folder) for cell in HEALTHY}
+    found["short"] = [
+        _measured(cell, mesh, folder, replace(QUICK, seed=seed)).failure
+        for cell in HEALTHY[-6:]
+        for seed in range(8)
+    ]
     for name, fault in FAULTS.items():
         with mock.patch.object(methods, "load", lambda _, fault=fault: fault()):
             try:
@@ -174,6 +225,10 @@ def test_a_healthy_cell_is_checked_before_and_after(cell: Cell, found: dict[str,
     assert all(sums.gap < 0.6 * sums.allowed for sums in again.balance.values()), again.balance
 
 
+def test_a_short_sequence_of_16_bits_raises_no_alarm(found: dict[str, Any]) -> None:
+    assert [failure.reason for failure in found["short"] if failure] == []
+
+
 @pytest.mark.parametrize(
     ("fault", "betrayed"),
     [
@@ -183,6 +238,10 @@ def test_a_healthy_cell_is_checked_before_and_after(cell: Cell, found: dict[str,
         ("loses rows of dq", "dq.q - dk.k is"),
         ("loses rows of dk", "dq.q - dk.k is"),
         ("loses rows of dv", "dout.out - dv.v is"),
+        ("has no dq and no dk", "dq is off by"),
+        ("halves dq and dk", "dq is off by"),
+        ("has an inf in dk", "1 of its elements are no numbers"),
+        ("has a nan in dv", "1 of its elements are no numbers"),
     ],
 )
 def test_a_method_that_is_right_only_when_it_is_looked_at_is_wrong(

@@ -14,7 +14,7 @@ from ringmark.cell import Cell, MeshShape, Shape
 from ringmark.comm.mesh import Mesh
 
 CPU = torch.device("cpu")
-MANY = 1 << 20  # numbers in a head
+MANY = 4096  # rows
 
 
 @pytest.mark.parametrize(
@@ -36,17 +36,26 @@ def test_a_kernel_of_fewer_bits_is_no_measure_for_more() -> None:
     assert not tolerance.kernel_is_sane(4.9e-4, "fp32", MANY)  # TF32's
 
 
-def test_a_small_head_of_16_bits_has_more_room() -> None:
-    assert tolerance.kernel_is_sane(1.9e-2, "bf16", 1024)
-    assert not tolerance.kernel_is_sane(2.1e-2, "bf16", 1024)
+def test_a_short_sequence_of_16_bits_has_more_room() -> None:
+    assert tolerance.kernel_is_sane(1.9e-2, "bf16", 64)
+    assert not tolerance.kernel_is_sane(2.1e-2, "bf16", 64)
     assert tolerance.own_max("fp32", 64) == tolerance.own_max("fp32", MANY)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32", "fp64"])
+@pytest.mark.parametrize("rows", [1, 8, 64, 4096, 131072, 1 << 20])
+def test_a_tensor_of_zeros_is_never_allowed(dtype: str, rows: int) -> None:
+    """Its error is 1, whatever the kernel's own error is."""
+    own = tolerance.own_max(dtype, rows)
+    assert 0 < tolerance.allowed(own, dtype, rows) < 0.5
+    assert tolerance.allowed(1.01 * own, dtype, rows) == 0.0
 
 
 def test_fp16_loses_bits_of_the_small_weights_of_a_long_sequence() -> None:
     """What rounding weights of 1/n to fp16 costs dv, by experiment: 1.4e-3 and 5.6e-3 at these lengths."""
     for keys, own in ((131072, 1.4e-3), (524288, 5.6e-3)):
-        assert tolerance.kernel_is_sane(own, "fp16", 128 * keys)
-        assert not tolerance.kernel_is_sane(own, "fp16", 1 << 16)
+        assert tolerance.kernel_is_sane(own, "fp16", keys)
+        assert not tolerance.kernel_is_sane(own, "fp16", 4096)
 
 
 @pytest.mark.parametrize("seqlen", [9, 40, 512, 514, 2048])

@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 
-from ringmark import flags, flops, stats, tolerance
+from ringmark import catalog, flags, flops, stats, tolerance
 from ringmark.campaign_together import BOUND, dicts
 from ringmark.cell import Cell
 from ringmark.record import Check, Record, Series, Status, TensorError
 
 _SAME = 1e-9  # a number made again from the same samples by the same formula
+_PROFILE_PARTS = ("compute_busy", "exposed_comm", "idle", "span", "comm_busy")
+_SHORTEST_PROFILE = 0.5  # of the median: a profiler slows down, and one iteration varies
 _BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -127,13 +129,12 @@ def _graded(one: Record, name: str, error: TensorError) -> Iterator[str]:
     if (error.rows_checked, error.rows_total) != (looked_at, total):
         told = f"{error.rows_checked} of {error.rows_total} rows checked"
         yield f"{name}: {told}, the check takes {looked_at} of {total}"
-    elements = max(1, total * shape.head_dim * shape.batch)
-    again = tolerance.allowed(own, shape.dtype, elements)
+    again = tolerance.allowed(own, shape.dtype, max(1, total))
     yield from _differs(f"{name}: allowed", error.allowed, again, "the kernel's own error gives", nothing=0)
     if not error.relative_error >= 0:
         yield f"{name}: relative_error is {error.relative_error}: an error is not negative"
-    if one.status is Status.PASSED and not tolerance.kernel_is_sane(own, shape.dtype, elements):
-        most = tolerance.own_max(shape.dtype, elements)
+    if one.status is Status.PASSED and not tolerance.kernel_is_sane(own, shape.dtype, max(1, total)):
+        most = tolerance.own_max(shape.dtype, max(1, total))
         yield (
             f"{name}: the kernel alone is off by {own:.2e}, rounding explains {most:.2e} at most: "
             "a broken kernel is no measure"
@@ -186,6 +187,11 @@ def names(one: Record) -> Iterator[str]:
         return
     if one.ran.world_size != one.cell.world_size:
         yield f"{one.ran.world_size} ranks ran, the mesh is {one.cell.mesh}"
+    ours = one.ran.implementation == "ringmark"
+    if one.cell.method in catalog.peer_names() and ours:
+        yield f"{one.cell.method} is somebody else's, and the record says that ringmark's own code ran"
+    if one.cell.method in catalog.native_names() and not ours:
+        yield f"{one.cell.method} is ringmark's own, and the record says that {one.ran.implementation} ran"
     asked = one.cell.kernel
     if asked != "auto" and one.ran.implementation == "ringmark" and one.ran.kernel != asked:
         yield f"kernel {one.ran.kernel} ran, {asked} was asked for"
@@ -223,4 +229,28 @@ def machine(one: Record) -> Iterator[str]:
             yield f"{len(uuids)} ranks share the GPUs of {len(set(uuids))}"
 
 
-ALONE: tuple[Callable[[Record], Iterable[str]], ...] = (timing, peak, answer, memory, names, machine)
+def profile(one: Record) -> Iterator[str]:
+    """A profile stands where it was asked for, a row for each rank, and its parts make its whole."""
+    if one.profile is None or one.timing is None:
+        return
+    if not one.asked.profile:
+        yield "there is a profile that nobody asked for"
+    ranks = dicts(one.profile.get("ranks"))
+    if len(ranks) != one.cell.world_size:
+        yield f"the profile has {len(ranks)} ranks of {one.cell.world_size}"
+    for number, rank in enumerate(ranks):
+        parts = [rank.get(f"{name}_ms") for name in _PROFILE_PARTS]
+        if not all(isinstance(part, (int, float)) and part >= 0 for part in parts):
+            yield f"the profile of rank {number} lacks a time"
+            continue
+        busy, exposed, idle, span, communicates = map(float, parts)  # type: ignore[arg-type]
+        if not math.isclose(busy + exposed + idle, span, rel_tol=1e-3, abs_tol=1e-3):
+            yield f"the profile of rank {number}: {busy} + {exposed} + {idle} ms are not its span of {span}"
+        if exposed > communicates * (1 + 1e-3) + 1e-3:
+            yield f"the profile of rank {number} exposes more communication than there is"
+    least = _SHORTEST_PROFILE * one.timing.headline.summary.median
+    if ranks and max(float(rank.get("span_ms") or 0.0) for rank in ranks) < least:
+        yield "the profiled iteration is far shorter than those that were timed"
+
+
+ALONE: tuple[Callable[[Record], Iterable[str]], ...] = (timing, peak, answer, memory, names, profile, machine)

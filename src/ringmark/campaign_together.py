@@ -94,9 +94,13 @@ def _places(one: Record) -> list[tuple[Any, ...]]:
 
 def _commit(one: Record) -> str | None:
     """The commit of ringmark that measured, where it is known."""
+    return _of_source(one, "git_commit")
+
+
+def _of_source(one: Record, name: str) -> str | None:
     source = one.environment.get("source")
-    commit = source.get("git_commit") if isinstance(source, dict) else None
-    return commit if isinstance(commit, str) else None
+    found = source.get(name) if isinstance(source, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def _summary(one: Record) -> stats.Summary:
@@ -143,7 +147,7 @@ def _own_kernel(one: Record) -> Any:
     """Our methods share the kernel; a peer brings its own, and the table says so."""
     if one.ran is None or one.ran.implementation != "ringmark":
         return None
-    return (one.ran.kernel, one.ran.kernel_version)
+    return (one.ran.kernel, one.ran.kernel_version, one.ran.deterministic)
 
 
 def _asked(one: Record) -> Any:
@@ -205,7 +209,10 @@ def _shown(text: str, other: str, most: int = 60) -> str:
 
 
 def program(found: Named) -> Iterator[Finding]:
-    """Worth knowing: records made by different commits of ringmark, or by a changed checkout."""
+    """Worth knowing: records made by different commits of ringmark, or by a changed checkout.
+
+    One commit whose files were not the same everywhere is a problem: a name was given that is not true.
+    """
     commits: dict[str, str] = {}
     for where, one in found:
         commit = _commit(one)
@@ -213,6 +220,14 @@ def program(found: Named) -> Iterator[Finding]:
             commits.setdefault(commit, where)
             if one.environment["source"].get("git_dirty") is True:
                 commits.setdefault(f"{commit} with local changes", where)
+    trees: dict[str, tuple[str, str]] = {}
+    for where, one in found:
+        commit, tree = _commit(one), _of_source(one, "tree")
+        if commit is not None and tree is not None:
+            first, there = trees.setdefault(commit, (tree, where))
+            if tree != first:
+                sentence = f"commit {commit[:12]} is the tree {tree[:12]} here and {first[:12]} in {there}"
+                yield Finding(where, f"{sentence}: one of them measured something else")
     if len(commits) > 1:
         listed = ", ".join(commit[:12] + commit[40:] for commit in commits)
         yield Finding(next(iter(commits.values())), f"several states of ringmark measured: {listed}", False)

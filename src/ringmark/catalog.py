@@ -41,8 +41,12 @@ def options(method: str) -> Options | None:
     folder = "methods" if method in native_names() else "peers"
     try:
         return _options_of(f"ringmark.{folder}.{method}", "Method")
-    except (ValueError, SyntaxError, LookupError):  # whoever runs it is told by the method itself
-        return None
+    except (ValueError, SyntaxError, LookupError, OSError, RecursionError, _UnreadableError):
+        return None  # written otherwise than a plan can read: whoever runs it is told by the method itself
+
+
+class _UnreadableError(Exception):
+    """The options are there for Python alone."""
 
 
 def _text(*parts: str) -> str:
@@ -53,8 +57,13 @@ def _options_of(module: str, name: str) -> Options:
     """What a class states, over what the class that it is derived from states."""
     if (module, name) == _CONTRACT:
         return Options()
-    tree = ast.parse(_text(*module.split(".")[1:]))
-    stated = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    package, *place = module.split(".")
+    if package != "ringmark":
+        raise _UnreadableError(f"{module} is not of this package")
+    tree = ast.parse(_text(*place))
+    stated = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
+    if stated is None or len(stated.bases) != 1:
+        raise _UnreadableError(f"{module} has no class {name} with one base")
     above = _options_of(*_origin(tree, module, stated.bases[0]))
     values: dict[str, dict[str, Any]] = {"default_options": {}, "choices": {}}
     for line in stated.body:
@@ -68,7 +77,7 @@ def _options_of(module: str, name: str) -> Options:
 def _origin(tree: ast.Module, module: str, base: ast.expr) -> tuple[str, str]:
     """The module and the name of a class that another one is derived from: `ring.Method`, or `Peer`."""
     imported = {
-        alias.asname or alias.name: (line.module or "", alias.name)
+        alias.asname or alias.name: (_absolute(line, module), alias.name)
         for line in tree.body
         if isinstance(line, ast.ImportFrom)
         for alias in line.names
@@ -78,3 +87,9 @@ def _origin(tree: ast.Module, module: str, base: ast.expr) -> tuple[str, str]:
     if isinstance(base, ast.Name):
         return imported.get(base.id, (module, base.id))
     raise ValueError("a base class is a name")
+
+
+def _absolute(line: ast.ImportFrom, module: str) -> str:
+    """The module that an import names, from within `module`: `from .ring import Method` is of its folder."""
+    above = module.split(".")[: -line.level] if line.level else []
+    return ".".join([*above, *filter(None, [line.module])])

@@ -20,8 +20,8 @@ KERNEL_FACTOR = 2.0
 #               this leaves room for five of them (partial results, their sum) on a kernel that rounds once
 ALLOWED_MIN = {"fp64": 64 * 2.0**-53, "fp32": 64 * 2.0**-24, "bf16": 2.0**-8, "fp16": 2.0**-11}
 
-# A head of fewer numbers in all is too small for norms in 16 bits: one ill-conditioned row makes them.
-ELEMENTS_ENOUGH = 4096
+# A row that sees two keys is ill-conditioned, and in a sequence of fewer rows than this it makes the norm.
+ROWS_ENOUGH = 256
 
 # A kernel that is itself further off than this is broken, and no measure for a method: without a limit,
 # gradients of zero (an error of 1) or a mask that is ignored would allow a method as much twice.
@@ -32,8 +32,8 @@ ELEMENTS_ENOUGH = 4096
 OWN_MAX = {"fp64": 256 * 2.0**-53, "fp32": 256 * 2.0**-24, "bf16": 1e-2, "fp16": 1e-2 * 2.0**-3}
 
 # Below 6e-5 fp16 has no more than 2^-24 of resolution left, and the weights of n keys are about 1/n: rounding
-# them costs dv 1.1e-8 n. A head has at least 64 numbers per key, so this much per number covers it.
-FP16_LOST = 2.0**-24 / 256
+# them costs dv 1.1e-8 n.
+FP16_LOST = 2.0**-26
 
 
 def rows_checked(seqlen_local: int, world_size: int) -> int:
@@ -44,30 +44,31 @@ def rows_checked(seqlen_local: int, world_size: int) -> int:
     return sum(min(half, ROWS_PER_PART) for half in halves)
 
 
-def allowed(own: float, dtype: str, elements: int) -> float:
+def allowed(own: float, dtype: str, rows: int) -> float:
     """What a tensor may be wrong by: twice the kernel's own error, whatever the method does on the way.
 
-    With few `elements` in a head of all ranks more is allowed, as the root of how far they fall short. Where
-    the kernel itself is broken nothing is: there is no measure.
+    With few `rows` in the sequence more is allowed, as the root of how far they fall short. Where the kernel
+    itself is broken nothing is: there is no measure.
     """
-    if not kernel_is_sane(own, dtype, elements):
+    if not kernel_is_sane(own, dtype, rows):
         return 0.0
-    return _few(dtype, elements) * max(KERNEL_FACTOR * own, ALLOWED_MIN[dtype])
+    wanted = _few(dtype, rows) * max(KERNEL_FACTOR * own, ALLOWED_MIN[dtype])
+    return min(wanted, KERNEL_FACTOR * own_max(dtype, rows))
 
 
-def kernel_is_sane(own: float, dtype: str, elements: int) -> bool:
+def kernel_is_sane(own: float, dtype: str, rows: int) -> bool:
     """Whether a kernel with this error of its own may be the measure of a method; nan may not."""
-    return 0 <= own <= own_max(dtype, elements)
+    return 0 <= own <= own_max(dtype, rows)
 
 
-def own_max(dtype: str, elements: int) -> float:
+def own_max(dtype: str, rows: int) -> float:
     """The largest error of a kernel alone that is rounding and no bug."""
-    lost = FP16_LOST * elements if dtype == "fp16" else 0.0
-    return _few(dtype, elements) * (OWN_MAX[dtype] + lost)
+    lost = FP16_LOST * rows if dtype == "fp16" else 0.0
+    return _few(dtype, rows) * OWN_MAX[dtype] + lost
 
 
-def _few(dtype: str, elements: int) -> float:
-    return math.sqrt(max(1.0, ELEMENTS_ENOUGH / elements)) if dtype in ("bf16", "fp16") else 1.0
+def _few(dtype: str, rows: int) -> float:
+    return math.sqrt(max(1.0, ROWS_ENOUGH / rows)) if dtype in ("bf16", "fp16") else 1.0
 
 
 # Sums over all rows that attention makes equal, and the tensors on either side (bench/balance.py).

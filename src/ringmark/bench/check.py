@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from ringmark.bench import compare, exact, gather, prints, yardstick
+from ringmark.bench import balance, compare, exact, gather, prints, yardstick
 from ringmark.bench.problem import Problem
 from ringmark.cell import Cell
 from ringmark.comm.mesh import Mesh
@@ -35,14 +35,20 @@ class InputsChangedError(RuntimeError):
     """A method wrote into its inputs: what it is given next is no longer the cell's data."""
 
 
-def check(cell: Cell, method: Method, kernel: Kernel, problem: Problem, mesh: Mesh) -> Check:
-    """Run the method once and hold its answer against exact attention; all ranks get the same verdict."""
+def check(
+    cell: Cell, method: Method, kernel: Kernel, problem: Problem, mesh: Mesh, *, again: bool = False
+) -> Check:
+    """Run the method once and hold its answer against exact attention; all ranks get the same verdict.
+
+    `again`: after a timing, a backward is run twice, with a dense dout as well (balance.py).
+    """
     started = time.perf_counter()
     scale = method.scale if method.scale is not None else cell.shape.head_dim**-0.5
     index = _sample(problem.q.shape[1], mesh, problem.numbers).to(mesh.device)
     group = None if problem.private else mesh.group("flat", "bench").process_group
     count = index.numel() * (1 if group is None else mesh.world_size)
     wide = _reference_dtype(cell, count, problem)
+    dense = balance.iterate(method, problem, mesh, index) if again and problem.dout is not None else None
 
     rows = _gathered_rows(problem, index, wide, scale, group)
     keys = exact.Keys(problem.k, problem.v, problem.positions_k)
@@ -53,14 +59,16 @@ def check(cell: Cell, method: Method, kernel: Kernel, problem: Problem, mesh: Me
         kernel_errors = yardstick.on_prefix(kernel, problem, near, wide, scale, mesh)
     answer = _answer(cell, method, problem, index)
     first = 0 if group is None else mesh.rank * index.numel()
-    found = compare.norms(answer, rows, keys, slice(first, first + index.numel()), index)
+    mine = slice(first, first + index.numel())
+    found = compare.norms(answer, rows, keys, mine, index, dense=dense.rows if dense else None)
     method_errors = compare.worst(mesh, found)
     problem.clear_grads()
     problem.restore_dout()
     gather.synchronize(mesh)
     errors = _graded(method_errors, kernel_errors, cell, problem, index.numel(), mesh)
     check_ms = max(row[0] for row in gather.rows(mesh, [(time.perf_counter() - started) * 1e3]))
-    return Check(errors, "float64" if wide is torch.float64 else "float32", check_ms)
+    reference = "float64" if wide is torch.float64 else "float32"
+    return Check(errors, reference, check_ms, balance.graded(dense.gaps, errors) if dense else {})
 
 
 def _graded(
@@ -76,12 +84,11 @@ def _graded(
     for name, error in found.items():
         by_rows = name in ("out", "dq")
         rows_total = (problem.q if by_rows else problem.k).shape[1] * mesh.world_size
-        elements = rows_total * cell.shape.head_dim * cell.shape.batch
         kernel_error = own[name].relative_error
         errors[name] = TensorError(
             relative_error=error.relative_error,
             kernel_relative_error=kernel_error,
-            allowed=allowed(kernel_error, cell.shape.dtype, elements),
+            allowed=allowed(kernel_error, cell.shape.dtype, rows_total),
             rows_checked=rows_checked * mesh.world_size if by_rows else rows_total,
             rows_total=rows_total,
             worst_rank=error.rank,

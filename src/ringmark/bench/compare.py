@@ -39,6 +39,15 @@ class Answer:
 
 
 @dataclass
+class DenseRows:
+    """Of an iteration with a dense dout: the sampled rows, and what is no number in any row of this rank."""
+
+    out: torch.Tensor
+    dq: torch.Tensor
+    nonfinite: dict[str, int]
+
+
+@dataclass
 class Norms:
     """Squared norms (parts x heads) of one tensor on this rank; elements of a group; what is no number."""
 
@@ -89,17 +98,21 @@ def norms(
     mine: slice,
     index: torch.Tensor,
     lse_shift: float = 0.0,
+    dense: DenseRows | None = None,
 ) -> dict[str, Norms]:
     """Hold this rank's answer against the exact one.
 
     `mine` are this rank's rows among `rows`, `index` their local numbers, ascending. `lse_shift` is added to
     the lse of the backward, which scales its weights: the yardstick sees weights as small as the cell's.
+    Rows of `dense` have the same exact out and dq, and count in the same norms.
     """
     parts = [(index >= half.start) & (index < half.stop) for half in halves(answer.out.shape[1])]
     out, lse = exact.forward(rows, keys)
     weights = row_weights(rows.visible)[mine, None, None]
     found = {"out": _of_rows(answer.out[:, index].to(out.dtype) * weights, out[:, mine] * weights, parts)}
-    found["out"].nonfinite = _nonfinite(answer.out)
+    found["out"].nonfinite = count_nonfinite(answer.out)
+    if dense is not None:
+        _add_rows(found["out"], dense.out.to(out.dtype) * weights, out[:, mine] * weights, parts)
     if answer.dq is None or answer.dk is None or answer.dv is None:
         return found
     backward = exact.Backward(rows, keys, out, lse + lse_shift)
@@ -111,11 +124,17 @@ def norms(
             dk_exact, dv_exact = backward.gradients(chunk)
             dk.add(part, answer.dk[:, chunk], dk_exact)
             dv.add(part, answer.dv[:, chunk], dv_exact)
-    dk.nonfinite, dv.nonfinite = _nonfinite(answer.dk), _nonfinite(answer.dv)
-    dq = _of_rows(answer.dq[:, index], backward.dq()[:, mine], parts)
-    dq.nonfinite = _nonfinite(answer.dq)
+    dk.nonfinite, dv.nonfinite = count_nonfinite(answer.dk), count_nonfinite(answer.dv)
+    dq_exact = backward.dq()[:, mine]
+    dq = _of_rows(answer.dq[:, index], dq_exact, parts)
+    dq.nonfinite = count_nonfinite(answer.dq)
     _add_stray(dq, answer.dq, index)
-    return {**found, "dq": dq, "dk": dk, "dv": dv}
+    found |= {"dq": dq, "dk": dk, "dv": dv}
+    if dense is not None:
+        _add_rows(dq, dense.dq, dq_exact, parts)
+        for name, norm in found.items():
+            norm.nonfinite += dense.nonfinite[name]
+    return found
 
 
 def worst(mesh: Mesh, found: dict[str, Norms]) -> dict[str, Worst]:
@@ -153,9 +172,13 @@ def _worst_group(difference: torch.Tensor, reference: torch.Tensor, elements: in
 def _of_rows(answer: torch.Tensor, reference: torch.Tensor, parts: list[torch.Tensor]) -> Norms:
     rows = min(int(part.sum()) for part in parts)
     found = Norms.empty(reference.shape[2], rows * reference.shape[3] * reference.shape[0])
+    _add_rows(found, answer, reference, parts)
+    return found
+
+
+def _add_rows(found: Norms, answer: torch.Tensor, reference: torch.Tensor, parts: list[torch.Tensor]) -> None:
     for number, chosen in enumerate(parts):
         found.add(number, answer[:, chosen], reference[:, chosen])
-    return found
 
 
 def _add_stray(dq: Norms, answer: torch.Tensor, index: torch.Tensor) -> None:
@@ -173,7 +196,7 @@ def _squares(tensor: torch.Tensor) -> torch.Tensor:
     return norms.square().cpu()
 
 
-def _nonfinite(tensor: torch.Tensor) -> int:
+def count_nonfinite(tensor: torch.Tensor) -> int:
     """How many elements are nan or infinite, without a mask as large as the tensor."""
     steps = range(0, tensor.shape[1], _STEP)
     counts = [(~torch.isfinite(tensor[:, start : start + _STEP])).sum() for start in steps]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ringmark import flags, flops, kernels, methods, peers
-from ringmark.bench import balance, check, environment, gather, memory, timer
+from ringmark.bench import check, environment, gather, memory, timer
 from ringmark.bench import problem as problems
 from ringmark.bench.progress import Reporter
 from ringmark.cell import Cell
@@ -71,9 +71,7 @@ def measure_cell(
     ran = what_ran(cell, method, kernel, mesh, run_id, order, started_at, sent)
     reporter.at("check again")
     problem.draw(problems.numbers(asked, again=True))
-    again = check.check(cell, method, kernel, problem, mesh)
-    if problem.dout is not None:
-        again = dataclasses.replace(again, balance=balance.check(method, problem, mesh, again.errors))
+    again = check.check(cell, method, kernel, problem, mesh, again=True)
     checked = dataclasses.replace(checked, again=again)
     if not checked.ok:
         return wrong(checked, "check again", ran)

@@ -37,8 +37,11 @@ class Method:
     private_problem: ClassVar[bool] = False  # True: every rank solves a problem of its own (the bound)
 
     def __init_subclass__(cls) -> None:
-        above = cls.__mro__[1]
+        above = next(one for one in cls.__mro__[1:] if issubclass(one, Method))
         whole = _stated(above).below(_stated(cls))
+        reason = whole.reason_not(cls.__module__.rsplit(".", 1)[-1], whole.defaults)
+        if reason:
+            raise TypeError(f"its own default is refused: {reason}, or write its choices down")
         cls.default_options, cls.choices = dict(whole.defaults), dict(whole.choices)
 
     def __init__(self, **options: OptionValue) -> None:
