@@ -101,3 +101,30 @@ def test_what_fails_in_the_same_question_leaves_the_record(capsys: pytest.Captur
     assert cli.main(["plan", "c.yaml", "--again"]) == 0
     assert planned("c.yaml").pending() == []
     assert files() == before
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("mesh", {"nodes": 1, "gpus": 4}, "mesh 1x2, and this config asks for cpu, mesh 1x4"),
+        ("device", "auto", "a campaign on cpu, mesh 1x2, and this config asks for auto"),
+    ],
+)
+def test_a_campaign_on_another_mesh_or_device_is_another_one(
+    key: str, value: object, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A config that took over a committed campaign's name wrote its own cells beside those records."""
+    plan = ["plan", "--results", str(tmp_path), "--from-json"]
+    assert cli.main([*plan, json.dumps(CONFIG)]) == 0
+    assert cli.main([*plan, json.dumps({**CONFIG, key: value})]) == 0, "nothing is measured yet"
+    assert cli.main([*plan, json.dumps(CONFIG)]) == 0
+    record.write(
+        make(configs.cells(configs.from_data(CONFIG, ""))[0], campaign="c"),
+        tmp_path / "c" / "records" / "one.r0.json",
+    )
+    written = (tmp_path / "c" / "campaign.json").read_text()
+    capsys.readouterr()
+    assert cli.main([*plan, json.dumps({**CONFIG, key: value})]) == 2
+    assert says in capsys.readouterr().err
+    assert (tmp_path / "c" / "campaign.json").read_text() == written
+    assert cli.main([*plan, json.dumps(CONFIG)]) == 0

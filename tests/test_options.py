@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ringmark import catalog, kernels, methods, peers
@@ -77,3 +79,65 @@ def test_a_method_without_a_degree_is_told_of_its_ranks() -> None:
 def test_a_method_is_asked_in_a_process_of_its_own_with_the_same_answer() -> None:
     for cell in (Cell("zigzag", 65, HERE, "fwd", MeshShape(1, 2)), Cell("ring", 64, HERE, "fwd")):
         assert ask.refusal_elsewhere(cell) == ask.refusal(cell)
+
+
+def _written(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """A package of this name whose methods are one ring and this file."""
+    (folder / "methods").mkdir(parents=True)
+    ring = Path(methods.__file__).parent / "ring.py"
+    (folder / "methods" / "ring.py").write_text(ring.read_text(encoding="utf-8"), encoding="utf-8")
+    (folder / "methods" / "mine.py").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(catalog, "_PACKAGE", folder)
+    monkeypatch.setattr(catalog, "native_names", lambda: ["mine", "ring"])
+    catalog.options.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from .ring import Method as Ring\nclass Method(Ring):\n    default_options = {'tau': 1}\n",
+        "from ringmark.methods import ring\nclass Method(ring.Method):\n    default_options = {'tau': 1}\n",
+    ],
+)
+def test_a_plan_reads_options_however_the_ring_was_imported(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _written(tmp_path / "package", monkeypatch, text)
+    found = catalog.options("mine")
+    assert found is not None
+    assert {"tau", "wire"} <= set(found.defaults)
+    catalog.options.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from elsewhere.rings import Method as Ring\nclass Method(Ring): ...\n",
+        "from ringmark.methods.ring import Method\n",
+        "from ringmark.methods import ring\nclass Mixin: ...\nclass Method(Mixin, ring.Method): ...\n",
+        "class Method(made()): ...\n",
+        "from ringmark.methods import ring\nclass Method(ring.Method):\n    choices = made()\n",
+        "this is no python",
+    ],
+)
+def test_what_a_plan_cannot_read_it_leaves_to_the_method(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _written(tmp_path / "package", monkeypatch, text)
+    assert catalog.options("mine") is None
+    catalog.options.cache_clear()
+
+
+def test_a_mixin_may_stand_before_the_method() -> None:
+    class Mixin:
+        pass
+
+    ring = methods.load("ring")
+    mixed = type("Method", (Mixin, ring), {"default_options": {"tau": 3}})
+    assert mixed(tau=5).options == {**ring.default_options, "tau": 5}
+
+
+@pytest.mark.parametrize("value", [0.5, "x", True])
+def test_a_default_that_its_own_law_refuses_is_told_where_it_is_written(value: OptionValue) -> None:
+    with pytest.raises(TypeError, match=r"its own default is refused: tau is .* write its choices down"):
+        type("Method", (methods.load("ring"),), {"default_options": {"tau": value}})

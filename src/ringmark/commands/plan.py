@@ -42,11 +42,30 @@ def parsed(text: str) -> object:
         raise UserError(f"--from-json is no valid JSON: {error}") from None
 
 
+def check_name(config: configs.Config, folder: Path) -> None:
+    """A campaign with records keeps its name: on another mesh or device it is another one."""
+    if not any((folder / "records").rglob("*.json")):
+        return
+    try:
+        there = json.loads((folder / "campaign.json").read_text(encoding="utf-8"))
+        before = (there["mesh"], there["device"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return  # records without a plan
+    asked = schema.dump(config)
+    if before != (asked["mesh"], asked["device"]):
+        mesh, device = before
+        raise UserError(
+            f"{folder} holds a campaign on {device}, mesh {mesh['nodes']}x{mesh['gpus']}, and this config "
+            f"asks for {config.device}, mesh {config.mesh}: give it another name with 'campaign:'"
+        )
+
+
 def write(
     config: configs.Config, results: Path, wanted: list[jobs.Job], again: bool = False
 ) -> list[tuple[jobs.Job, Path]]:
     """The jobs with the files that they were written to; `again` moves records of another question aside."""
     folder = results / config.campaign
+    check_name(config, folder)
     items = [item for job in wanted for item in job.items]
     if again and (moved := aside.move(folder, items)):
         print(f"records that were asked for otherwise are in {moved}")

@@ -83,6 +83,7 @@ class CellRow:
     deterministic: bool | None
     settings: str | None  # JSON, sorted
     flags: str  # JSON list
+    checks: int  # how often the answer was checked: before the timing, and after it
     profile: str | None  # JSON: the figures of the slowest rank
     environment_id: str
     program: str | None  # ringmark's version and commit
@@ -117,6 +118,7 @@ def from_record(record: Record, environment_id: str) -> CellRow:
         repeat=record.asked.repeat,
         status=record.status.value,
         flags=_flags(record),
+        checks=0 if record.check is None else 1 if record.check.again is None else 2,
         environment_id=environment_id,
         program=program_of(record.environment.get("source") or {}),
         path=record.path.as_posix(),

@@ -23,6 +23,7 @@ IMPOSSIBLE = "impossible"
 NOISE = "within noise"
 CLEARLY_ABOVE_ONE = 1.01
 OUTRUN = "above 1: faster than the bound, which is the kernel alone in larger calls"
+CHECKED_ONCE = "the answer was checked before the timing and not again after it"
 OTHER_BOUND = "the bound is from another run of this campaign"
 OF_THE_BOUND = (OUTRUN, OTHER_BOUND)  # what only a fraction needs
 APART = "the repeats differ by more than their intervals"
@@ -105,6 +106,8 @@ def _notes(passed: Sequence[CellRow], others: Sequence[CellRow]) -> list[str]:
             notes.append(f"{row.n} iterations: the interval covers {row.ci_level:.3g}, not 0.95")
         if row.stopped_by == "time_limit":
             notes.append("stopped by the time limit before the interval was as narrow as asked")
+        if row.checks < 2:
+            notes.append(CHECKED_ONCE)
         if row.bound_from == "campaign":
             notes.append(OTHER_BOUND)
         if row.fraction_of_bound is not None and row.fraction_of_bound > CLEARLY_ABOVE_ONE:
