@@ -145,6 +145,10 @@ LIES: dict[str, tuple[Change, str]] = {
         _profiled(lambda p: p["ranks"][1].update(idle_ms=0.0)),
         "are not its span of",
     ),
+    "a profile whose span is a word": (
+        _profiled(lambda p: p["ranks"][1].update(span_ms="long")),
+        "the profile of rank 1 lacks a time",
+    ),
     "a profile of a shorter iteration": (
         lambda d: put("asked", "profile", to=True)(d) or d.update(profile=_profile_of(d, 0.1)),
         "far shorter than those that were timed",

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ringmark import catalog, flags, flops, stats, tolerance
 from ringmark.campaign_together import BOUND, dicts
-from ringmark.cell import Cell
+from ringmark.cell import DTYPE_BYTES, Cell
 from ringmark.record import Check, Record, Series, Status, TensorError
 
 _SAME = 1e-9  # a number made again from the same samples by the same formula
 _PROFILE_PARTS = ("compute_busy", "exposed_comm", "idle", "span", "comm_busy")
 _SHORTEST_PROFILE = 0.5  # of the median: a profiler slows down, and one iteration varies
-_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
 
 def timing(one: Record) -> Iterator[str]:
@@ -176,7 +175,7 @@ def memory(one: Record) -> Iterator[str]:
 def inputs_and_results_mib(cell: Cell) -> tuple[float, float]:
     """What a rank is given (q, k, v and dout) and what it gives (out, dq, dk, dv)."""
     shape, (queries, keys) = cell.shape, rows(cell)
-    number = shape.batch * shape.head_dim * _BYTES[shape.dtype] / 2**20
+    number = shape.batch * shape.head_dim * DTYPE_BYTES[shape.dtype] / 2**20
     q, k = queries * shape.num_heads_q * number, keys * shape.num_heads_kv * number
     return (2 * q + 2 * k, 2 * q + 2 * k) if cell.phase == "fwd_bwd" else (q + 2 * k, q)
 
@@ -238,18 +237,19 @@ def profile(one: Record) -> Iterator[str]:
     ranks = dicts(one.profile.get("ranks"))
     if len(ranks) != one.cell.world_size:
         yield f"the profile has {len(ranks)} ranks of {one.cell.world_size}"
+    longest = 0.0
     for number, rank in enumerate(ranks):
         parts = [rank.get(f"{name}_ms") for name in _PROFILE_PARTS]
         if not all(isinstance(part, (int, float)) and part >= 0 for part in parts):
             yield f"the profile of rank {number} lacks a time"
             continue
         busy, exposed, idle, span, communicates = map(float, parts)  # type: ignore[arg-type]
+        longest = max(longest, span)
         if not math.isclose(busy + exposed + idle, span, rel_tol=1e-3, abs_tol=1e-3):
             yield f"the profile of rank {number}: {busy} + {exposed} + {idle} ms are not its span of {span}"
         if exposed > communicates * (1 + 1e-3) + 1e-3:
             yield f"the profile of rank {number} exposes more communication than there is"
-    least = _SHORTEST_PROFILE * one.timing.headline.summary.median
-    if ranks and max(float(rank.get("span_ms") or 0.0) for rank in ranks) < least:
+    if ranks and longest < _SHORTEST_PROFILE * one.timing.headline.summary.median:
         yield "the profiled iteration is far shorter than those that were timed"
 
 
