@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -81,14 +83,21 @@ def test_a_method_is_asked_in_a_process_of_its_own_with_the_same_answer() -> Non
         assert ask.refusal_elsewhere(cell) == ask.refusal(cell)
 
 
-def _written(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """A package of this name whose methods are one ring and this file."""
-    (folder / "methods").mkdir(parents=True)
-    ring = Path(methods.__file__).parent / "ring.py"
-    (folder / "methods" / "ring.py").write_text(ring.read_text(encoding="utf-8"), encoding="utf-8")
-    (folder / "methods" / "mine.py").write_text(text, encoding="utf-8")
-    monkeypatch.setattr(catalog, "_PACKAGE", folder)
+@pytest.fixture
+def read_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Options | None]]:
+    """What a plan reads of a method with this text, in a package whose other method is the ring."""
+    folder = tmp_path / "methods"
+    folder.mkdir()
+    shutil.copy(Path(methods.__file__).parent / "ring.py", folder)
+    monkeypatch.setattr(catalog, "_PACKAGE", tmp_path)
     monkeypatch.setattr(catalog, "native_names", lambda: ["mine", "ring"])
+
+    def read(text: str) -> Options | None:
+        (folder / "mine.py").write_text(text, encoding="utf-8")
+        return catalog.options("mine")
+
+    catalog.options.cache_clear()
+    yield read
     catalog.options.cache_clear()
 
 
@@ -100,13 +109,11 @@ def _written(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     ],
 )
 def test_a_plan_reads_options_however_the_ring_was_imported(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, read_of: Callable[[str], Options | None]
 ) -> None:
-    _written(tmp_path / "package", monkeypatch, text)
-    found = catalog.options("mine")
+    found = read_of(text)
     assert found is not None
     assert {"tau", "wire"} <= set(found.defaults)
-    catalog.options.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -121,11 +128,9 @@ def test_a_plan_reads_options_however_the_ring_was_imported(
     ],
 )
 def test_what_a_plan_cannot_read_it_leaves_to_the_method(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, read_of: Callable[[str], Options | None]
 ) -> None:
-    _written(tmp_path / "package", monkeypatch, text)
-    assert catalog.options("mine") is None
-    catalog.options.cache_clear()
+    assert read_of(text) is None
 
 
 def test_a_mixin_may_stand_before_the_method() -> None:

@@ -22,7 +22,7 @@ def asked_otherwise(items: Iterable[Item]) -> list[tuple[Item, Record]]:
     return [
         (item, there)
         for item, there in found
-        if there.status is Status.PASSED and (there.cell, there.asked) != (item.cell, item.asked)
+        if there.status is Status.PASSED and not item.answered_by(there)
     ]
 
 

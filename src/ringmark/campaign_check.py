@@ -24,8 +24,9 @@ from ringmark.record import Record
 class Checked:
     """What a campaign's check found."""
 
-    records: int
+    records: int  # files, those that cannot be read among them
     findings: list[Finding]
+    found: list[tuple[str, Record]]  # those that can, and where they are
 
     @property
     def problems(self) -> list[Finding]:
@@ -49,7 +50,7 @@ def check(folder: Path) -> Checked:
     findings += together(folder, found)
     if not files:
         findings.append(Finding(str(folder.name), "there are no records: measure its cells first"))
-    return Checked(len(files), findings)
+    return Checked(len(files), findings, found)
 
 
 def alone(where: str, one: Record) -> list[Finding]:

@@ -29,6 +29,11 @@ def peer_names() -> list[str]:
     return _files("peers")
 
 
+def method_names() -> list[str]:
+    """All that a cell can name: our own methods, then the peers."""
+    return [*native_names(), *peer_names()]
+
+
 @cache
 def kernel_names() -> list[str]:
     """The local kernels, by name: the files that offer a KERNEL."""

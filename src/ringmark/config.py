@@ -109,7 +109,7 @@ def from_data(data: object, where: str) -> Config:
 
 def rows(grid: Grid) -> list[str]:
     """The table rows of a grid: methods with options; 'native' and 'peers' mean all there are."""
-    known = {*catalog.native_names(), *catalog.peer_names()}
+    known = catalog.method_names()
     named: list[str] = []
     for entry in grid.methods:
         if entry == "native":
@@ -119,7 +119,7 @@ def rows(grid: Grid) -> list[str]:
         else:
             method, options = parse_row(entry)
             if method not in known:
-                close = nearest(method, {*known, "native", "peers"})
+                close = nearest(method, [*known, "native", "peers"])
                 raise UserError(f"methods: there is no method {method!r}; {close}")
             stated = catalog.options(method)
             reason = stated.reason_not(method, options) if stated else None

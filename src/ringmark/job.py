@@ -32,9 +32,10 @@ class Item:
     def done(self) -> bool:
         """Whether the record is there already, and answers just what is asked now."""
         path = Path(self.out)
-        if not path.exists():
-            return False
-        found = record.read(path)
+        return path.exists() and self.answered_by(record.read(path))
+
+    def answered_by(self, found: record.Record) -> bool:
+        """Whether a record is of this cell, asked just as it is now."""
         return found.cell == self.cell and found.asked == self.asked
 
 

@@ -6,8 +6,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 
-from ringmark import methods, peers
-from ringmark.bench.measure import Refusal, refusal_of
+from ringmark.bench.measure import Refusal, method_of, refusal_of
 from ringmark.cell import Cell
 from ringmark.errors import UserError
 from ringmark.record import Status
@@ -16,8 +15,7 @@ from ringmark.record import Status
 def refusal(cell: Cell) -> Refusal | None:
     """Why the method cannot run the cell, as its record would say, or None."""
     try:
-        loader = methods if cell.method in methods.names() else peers
-        return refusal_of(loader.load(cell.method)(**cell.options), cell)
+        return refusal_of(method_of(cell), cell)
     except UserError as error:
         return Status.UNSUPPORTED, str(error)
     except ImportError as error:

@@ -12,7 +12,7 @@ a part f of the rows is lost it is that times the root of f.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -43,12 +43,11 @@ def iterate(method: Method, problem: Problem, mesh: Mesh, index: torch.Tensor) -
     problem.dout.mul_(weights.to(problem.dout.dtype))
     out = method.forward(problem.q, problem.k, problem.v)
     torch.autograd.backward(out, problem.dout)
-    out = out.detach()
-    dq, dk, dv = (torch.zeros_like(t) if t.grad is None else t.grad for t in problem.inputs[:3])
-    gaps = _gaps(problem, out, dq, dk, dv, weights, mesh)
-    numbers = {"out": out, "dq": dq, "dk": dk, "dv": dv}
+    out, grads = out.detach(), problem.gradients
+    gaps = _gaps(problem, out, grads, weights, mesh)
+    numbers = dict(zip(("out", "dq", "dk", "dv"), (out, *grads)))
     nonfinite = {name: compare.count_nonfinite(tensor) for name, tensor in numbers.items()}
-    rows = compare.DenseRows(out[:, index], dq[:, index], nonfinite)
+    rows = compare.DenseRows(out[:, index], grads[0][:, index], nonfinite)
     problem.clear_grads()
     problem.restore_dout()
     return Dense(rows, gaps)
@@ -63,59 +62,39 @@ def graded(gaps: Mapping[str, float], errors: Mapping[str, TensorError]) -> dict
 
 
 def _gaps(
-    problem: Problem,
-    out: torch.Tensor,
-    dq: torch.Tensor,
-    dk: torch.Tensor,
-    dv: torch.Tensor,
-    weights: torch.Tensor,
-    mesh: Mesh,
+    problem: Problem, out: torch.Tensor, grads: Sequence[torch.Tensor], weights: torch.Tensor, mesh: Mesh
 ) -> dict[str, float]:
     """By how much of their scale the sums differ, in the worst head."""
+    dq, dk, dv = grads
     assert problem.dout is not None
-    heads = problem.k.shape[2]
-    sums = torch.stack(
-        [
-            _sums(problem.dout, out, heads),
-            _sums(dv, problem.v, heads),
-            _sums(dq, problem.q, heads),
-            _sums(dk, problem.k, heads),
-            _squares(out, heads, weights),
-            _squares(dv, heads),
-            _squares(dq, heads),
-            _squares(dk, heads),
-        ]
-    )
+
+    def sums(a: torch.Tensor, b: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+        return _sums(a, b, problem.k.shape[2], weights)
+
+    in_rows = sums(out, out, weights**2)
+    found = {  # of each: either side, and the squares of both norms
+        "dout.out - dv.v": (sums(problem.dout, out), sums(dv, problem.v), in_rows, sums(dv, dv)),
+        "dq.q - dk.k": (sums(dq, problem.q), sums(dk, problem.k), sums(dq, dq), sums(dk, dk)),
+    }
+    assert set(found) == set(BALANCES)
+    total = torch.stack([torch.stack(parts) for parts in found.values()], 1)
     if not problem.private and mesh.world_size > 1:
-        dist.all_reduce(sums, group=mesh.group("flat", "bench").process_group)
-    scales = sums[4:].clamp_min(1e-60).sqrt()
-    mine = [
-        float(((sums[i] - sums[i + 1]).abs() / torch.maximum(scales[i], scales[i + 1])).max()) for i in (0, 2)
-    ]
+        dist.all_reduce(total, group=mesh.group("flat", "bench").process_group)
+    left, right, *squares = total
+    scale = torch.maximum(*squares).clamp_min(1e-60).sqrt()
+    mine = ((left - right).abs() / scale).amax((1, 2)).tolist()
     worst = [max(column) for column in zip(*gather.rows(mesh, mine))]
-    return dict(zip(BALANCES, worst))
+    return dict(zip(found, worst))
 
 
-def _sums(a: torch.Tensor, b: torch.Tensor, heads: int) -> torch.Tensor:
+def _sums(a: torch.Tensor, b: torch.Tensor, heads: int, weights: torch.Tensor | None = None) -> torch.Tensor:
     """The sum of a * b (B, S, H, D) for each batch and kv head, in float64; no numbers count as zero."""
     total = torch.zeros(a.shape[0], heads, dtype=torch.float64, device=a.device)
     for start in range(0, a.shape[1], _STEP):
         rows = slice(start, start + _STEP)
         product = a.detach()[:, rows].double() * b.detach()[:, rows]
-        total += _by_kv_head(product, heads)
+        if weights is not None:
+            product *= weights[rows]
+        by_head = product.nan_to_num_(0.0, 0.0, 0.0).sum((1, 3))
+        total += torch.unflatten(by_head, 1, (heads, -1)).sum(-1)
     return total
-
-
-def _squares(tensor: torch.Tensor, heads: int, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """The same of a tensor's squares, its rows weighted."""
-    total = torch.zeros(tensor.shape[0], heads, dtype=torch.float64, device=tensor.device)
-    for start in range(0, tensor.shape[1], _STEP):
-        rows = slice(start, start + _STEP)
-        part = tensor[:, rows].double() if weights is None else tensor[:, rows] * weights[rows]
-        total += _by_kv_head(part.square(), heads)
-    return total
-
-
-def _by_kv_head(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    by_head = rows.nan_to_num_(0.0, 0.0, 0.0).sum((1, 3), dtype=torch.float64)
-    return torch.unflatten(by_head, 1, (heads, -1)).sum(-1)

@@ -106,8 +106,7 @@ def prepare(cell: Cell, mesh: Mesh) -> tuple[Method | None, Kernel | None, Refus
     """The method and kernel of a cell, or why it cannot run; every rank comes to the same answer."""
     method, kernel, refusal = None, None, None
     try:
-        loader = methods if cell.method in methods.names() else peers
-        method = loader.load(cell.method)(**cell.options)
+        method = method_of(cell)
         refusal = refusal_of(method, cell)
         if refusal is None:
             kernel = kernels.select(cell.kernel, cell.shape, mesh.device)
@@ -117,6 +116,13 @@ def prepare(cell: Cell, mesh: Mesh) -> tuple[Method | None, Kernel | None, Refus
         refusal = (Status.UNAVAILABLE, f"{type(error).__name__}: {error}")
     refusals: list[Refusal | None] = environment.gathered(mesh, refusal)
     return method, kernel, next((one for one in refusals if one is not None), None)
+
+
+def method_of(cell: Cell) -> Method:
+    """A cell's method or peer, with the cell's options."""
+    loader = methods if cell.method in methods.names() else peers
+    method: Method = loader.load(cell.method)(**cell.options)
+    return method
 
 
 def refusal_of(method: Method, cell: Cell) -> Refusal | None:

@@ -52,6 +52,15 @@ class Problem:
     def inputs_mib(self) -> float:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.inputs) / 2**20
 
+    @property
+    def gradients(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """dq, dk, dv as they are now; one that was never written is one of zeros, and wrong."""
+        dq, dk, dv = (
+            torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+            for tensor in (self.q, self.k, self.v)
+        )
+        return dq, dk, dv
+
     def clear_grads(self) -> None:
         """Forget the gradients of q, k and v, so that the next backward writes instead of adding."""
         self.q.grad = self.k.grad = self.v.grad = None

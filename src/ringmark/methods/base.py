@@ -39,18 +39,23 @@ class Method:
     def __init_subclass__(cls) -> None:
         above = next(one for one in cls.__mro__[1:] if issubclass(one, Method))
         whole = _stated(above).below(_stated(cls))
-        reason = whole.reason_not(cls.__module__.rsplit(".", 1)[-1], whole.defaults)
+        reason = whole.reason_not(cls.name(), whole.defaults)
         if reason:
             raise TypeError(f"its own default is refused: {reason}, or write its choices down")
         cls.default_options, cls.choices = dict(whole.defaults), dict(whole.choices)
 
     def __init__(self, **options: OptionValue) -> None:
-        reason = _stated(type(self)).reason_not(type(self).__module__.rsplit(".", 1)[-1], options)
+        reason = _stated(type(self)).reason_not(self.name(), options)
         if reason:
             raise UserError(reason)
         self.options = {**self.default_options, **options}
 
     # What a method says of itself before it runs.
+
+    @classmethod
+    def name(cls) -> str:
+        """What a cell calls it: its file."""
+        return cls.__module__.rsplit(".", 1)[-1]
 
     def unavailable(self) -> str | None:
         """Why this machine cannot run it (a missing library), or None."""

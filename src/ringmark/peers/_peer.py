@@ -41,10 +41,6 @@ class Peer(Method):
         super().__init__(**options)
         self.implementation = f"{self.distribution} {version_of(self.distribution, self.library)}"
 
-    @classmethod
-    def name(cls) -> str:
-        return cls.__module__.rsplit(".", 1)[-1]
-
     # Whether it can run.
 
     @classmethod

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ringmark import campaign_check
-from ringmark import record as records
 from ringmark.campaign_refused import refuse
 from ringmark.errors import UserError
 from ringmark.record import Record
@@ -91,11 +90,11 @@ def from_record(found: Record) -> Measured:
 
 def read_campaign(folder: Path) -> list[Measured]:
     """The rows of the records of a campaign that `ringmark check` lets pass."""
-    paths = sorted((folder / "records").rglob("*.json"))
-    if not paths:
+    checked = campaign_check.check(folder)
+    if not checked.records:
         raise UserError(f"{folder} holds no records: name a campaign's folder, such as results/<campaign>")
-    refuse(folder, campaign_check.check(folder).problems)
-    return fold_repeats(name_devices([from_record(records.read(path)) for path in paths]))
+    refuse(folder, checked.problems)
+    return fold_repeats(name_devices([from_record(one) for _, one in checked.found]))
 
 
 def name_devices(rows: Sequence[Measured]) -> list[Measured]:

@@ -72,7 +72,7 @@ class Choices:
     blocks: dict[str, Block]
 
     def __post_init__(self) -> None:
-        known = [*catalog.native_names(), *catalog.peer_names()]
+        known = catalog.method_names()
         for base in self.speedup_bases:
             method, _ = parse_row(base)
             if method not in known:
