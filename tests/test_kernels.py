@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 
 import pytest
 import torch
@@ -232,13 +233,42 @@ def test_flash4_takes_delta_through_dlse(monkeypatch, causal, with_out):
     assert flash4.KERNEL.needs_out is False
 
 
+FIRST_PASS = """
+def _bwd_preprocess(out, dout, dpsum, dlse=None, *, fake_mode):
+    _bwd_preprocess.compile_cache[fake_mode] = (out, dout, dpsum, dlse)
+
+_bwd_preprocess.compile_cache = {}
+"""
+
+
+def check_first_pass(interface):
+    """It reads dout only where there is an out to multiply it with, and finds its own kernels."""
+    shape = (2, 6, 3, 8)
+    dout, out, nothing = torch.ones(shape), torch.ones(shape), torch.zeros(8).expand(shape)
+    for given in (out, nothing):
+        interface._bwd_preprocess(given, dout, "dpsum", "dlse", fake_mode=False)
+        read = interface._bwd_preprocess.compile_cache.pop(False)
+        assert read[0] is given
+        assert read[1] is (dout if given is out else nothing)
+        assert read[2:] == ("dpsum", "dlse")
+
+
+@pytest.mark.parametrize("text", ["", "def _bwd_preprocess(dout, out): pass\n"])
+def test_flash4_leaves_a_first_pass_alone_that_it_does_not_know(text):
+    module = types.ModuleType("interface")
+    exec(text, module.__dict__)
+    before = dict(module.__dict__)
+    flash4._spare_dout(module)
+    assert module.__dict__ == before
+
+
 def test_flash4_is_found_behind_flash2(monkeypatch, tmp_path):
     """flash-attn 2 has a package of the same name, and its 2.8 releases an early flash_attn/cute in it."""
     old, new = tmp_path / "old" / "flash_attn", tmp_path / "new" / "flash_attn"
     for folder, which in ((old, "early"), (new, "right")):
         (folder / "cute").mkdir(parents=True)
         (folder / "cute" / "__init__.py").touch()
-        (folder / "cute" / "interface.py").write_text(f"WHICH = {which!r}\n")
+        (folder / "cute" / "interface.py").write_text(f"WHICH = {which!r}\n{FIRST_PASS}")
     (old / "__init__.py").write_text("__version__ = '2.8.3'\n")
     (old / "flash_attn_interface.py").touch()
     about = tmp_path / "new" / "flash_attn_4-4.0.0b36.dist-info"
@@ -251,6 +281,7 @@ def test_flash4_is_found_behind_flash2(monkeypatch, tmp_path):
         found = flash4._interface.__wrapped__()
         assert found.WHICH == "right"
         assert flash4.KERNEL.version() == "flash-attn-4 4.0.0b36"
+        check_first_pass(found)
         assert flash2._interface().__file__ == str(old / "flash_attn_interface.py")
     finally:
         for name in set(sys.modules) - before:

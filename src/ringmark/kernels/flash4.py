@@ -2,7 +2,8 @@
 
 Its backward starts from rowsum(dout * out) - dlse, where dlse is the gradient of lse. With out = 0 and
 dlse = -delta that is delta, so `out` need not be there: a zero of stride 0 stands in for it and costs no
-memory traffic. The kernels compile at their first call for a shape's kind (seconds).
+memory traffic. The pass that multiplies the two would still read all of dout, only to get zeros: it is handed
+the zero twice. The kernels compile at their first call for a shape's kind (seconds).
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.metadata
+import inspect
 from typing import Any
 
 import torch
 
 from ringmark.cell import Shape
 from ringmark.kernels import _gpu
+
+# It takes rowsum(dout * out) - dlse and clears what dq is summed in.
+FIRST_PASS = "_bwd_preprocess"
 
 
 class Flash4:
@@ -81,7 +86,22 @@ def _interface() -> Any:
         # flash-attn 2, where it lies elsewhere on the path, hides this folder behind its own package of the
         # same name, and its 2.8 releases carry an early flash_attn/cute that must not be taken for this one.
         package.__path__ = [folder, *package.__path__]
-    return importlib.import_module("flash_attn.cute.interface")
+    interface = importlib.import_module("flash_attn.cute.interface")
+    _spare_dout(interface)
+    return interface
+
+
+def _spare_dout(interface: Any) -> None:
+    """Make the pass before the backward get by without dout where `out` is one row that all share."""
+    first_pass = getattr(interface, FIRST_PASS, None)
+    if first_pass is None or list(inspect.signature(first_pass).parameters)[:2] != ["out", "dout"]:
+        return
+
+    @functools.wraps(first_pass)  # its attributes too: it keeps its compiled kernels in one
+    def spared(out: torch.Tensor, dout: torch.Tensor, *others: Any, **named: Any) -> None:
+        first_pass(out, dout if any(out.stride()[:-1]) else out, *others, **named)
+
+    setattr(interface, FIRST_PASS, spared)
 
 
 def _capability(device: torch.device) -> int:
