@@ -272,6 +272,23 @@ def test_closed_means_one_kernel_and_open_takes_each_methods_best(tmp_path):
     assert not groups_of(tmp_path / "b", mixed)[0].closed
 
 
+def test_an_open_table_takes_options_only_where_they_are_clearly_faster(tmp_path):
+    """Of many rows that are level the fastest is the luckiest: the method as it comes stands for it."""
+
+    def chosen(name: str, **ms: float) -> str:
+        rows = {"plain": Cell("usp", 512, make_records.SMALL, "fwd", MESH, "flash2")}
+        rows["other"] = replace(rows["plain"], kernel="flash4")
+        rows["option"] = replace(rows["plain"], options={"ulysses": 2})
+        made = [make_records.make(rows[which], median_ms=value) for which, value in ms.items()]
+        (line,) = groups_of(tmp_path / name, made)[-1].lines
+        return line.points[("fwd", 512)].notes[0]
+
+    assert chosen("level", plain=10.0, other=11.0, option=9.95) == "kernel flash2"
+    assert chosen("clear", plain=10.0, other=11.0, option=9.85) == "kernel flash2, ulysses=2"
+    assert chosen("kernels", plain=10.0, other=9.95, option=9.9) == "kernel flash4"
+    assert chosen("alone", other=9.95, option=9.9) == "kernel flash4"
+
+
 def test_an_open_table_does_not_compare_our_methods_by_their_kernels(tmp_path):
     """Run with an older kernel alone, a method would look slow beside ours that ran with the best."""
     records = [

@@ -39,7 +39,7 @@ function makeCompare(data) {
     byId("group-kind").textContent = group.kind;
     const toggle = (label) => { if (!state.hidden.delete(label)) state.hidden.add(label); draw(); };
     drawPlot(byId("plot"), `${PHASES[state.phase]}: ${figure.title}`, lines.map((line) => plotLine(line, state.phase, figure)), state.hidden, toggle);
-    drawTable(lines, state.phase, figure, data.clearly_better);
+    drawTable(lines, state.phase, figure, data.clear_lead);
     drawShares(byId("shares"), lines, state.phase, data.parts);
   }
 

@@ -6,13 +6,10 @@ from collections.abc import Callable, Sequence
 
 from ringmark.tables.group import PHASE_TITLES, Group, Line
 from ringmark.tables.numbers import decimals, fixed
-from ringmark.tables.point import NOT_RUN, OF_THE_BOUND, Point, Span
+from ringmark.tables.point import CLEAR_LEAD, NOT_RUN, OF_THE_BOUND, Point, Span
 from ringmark.tables.table import Entry, Notes, Table, word
 
 Figure = Callable[[Point], "Span | None"]
-# The interval of one launch knows nothing of the next: the same cell differs by 1% from one to another
-# (docs/performance.md), so a lead of less is none.
-CLEARLY_BETTER = 1.01
 
 
 def rate(p: Point) -> Span | None:
@@ -90,16 +87,12 @@ def best_line(
     if more_is_better:
         top, winner = max(spans, key=lambda pair: pair[0].low)
         clear = [
-            span.high < top.low and span.value * CLEARLY_BETTER < top.value
-            for span, i in spans
-            if i != winner
+            span.high < top.low and span.value * CLEAR_LEAD < top.value for span, i in spans if i != winner
         ]
     else:
         top, winner = min(spans, key=lambda pair: pair[0].high)
         clear = [
-            span.low > top.high and span.value > top.value * CLEARLY_BETTER
-            for span, i in spans
-            if i != winner
+            span.low > top.high and span.value > top.value * CLEAR_LEAD for span, i in spans if i != winner
         ]
     return winner if all(clear) else None
 

@@ -15,12 +15,12 @@ from typing import Any
 from ringmark.published.audit import audit
 from ringmark.published.claim import read_csv
 from ringmark.shares import PARTS
-from ringmark.tables import comparison, facts, verdicts
+from ringmark.tables import facts, verdicts
 from ringmark.tables.cellrow import COLUMNS, CellRow
 from ringmark.tables.collect import Collected
 from ringmark.tables.group import Group, Line, groups
 from ringmark.tables.page import group_title, kind
-from ringmark.tables.point import Point, Span
+from ringmark.tables.point import CLEAR_LEAD, Point, Span
 from ringmark.tables.profiles import part_shares
 from ringmark.tables.style import looks
 
@@ -68,7 +68,7 @@ def _data(collected: Collected) -> dict[str, Any]:
         "title": config.get("title") or campaign.name,
         "summary": facts.summary(collected),
         "parts": PARTS,
-        "clearly_better": comparison.CLEARLY_BETTER,
+        "clear_lead": CLEAR_LEAD,
         "groups": [_group(group) for group in groups(collected.rows)],
         "records": _columns(collected.rows),
         "environments": collected.environments,
