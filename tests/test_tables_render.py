@@ -351,6 +351,29 @@ def test_the_headline_and_the_ratios_name_the_kernels_of_both_sides(tmp_path):
     assert marked == [["kernel flash4"], ["kernel cudnn"]]
 
 
+def test_the_headline_is_against_the_fastest_of_the_other_side(tmp_path):
+    """Not against a base chosen beforehand, and a peer that is ahead of ours is named first."""
+
+    def told(name: str, **ms: float | None) -> str:
+        made = []
+        for method, value in ms.items():
+            status = record.Status.PASSED if value else record.Status.UNAVAILABLE  # it never began to run
+            one = make_records.make(cell(method, phase="fwd_bwd"), median_ms=value or 1.0, status=status)
+            peer = method.startswith(("te_", "torch"))
+            who = "elsewhere" if peer else "ringmark"
+            made.append(replace(one, ran=replace(one.ran, implementation=who) if value else None))
+        return headline("made", groups_of(tmp_path / name, made)).sentence
+
+    ahead = told("ahead", burst=10.0, ring=11.0, te_p2p=20.0, te_a2a=15.0, torch_cp=None)
+    assert "ringmark's own BurstAttention" in ahead
+    assert ", 1.50 times as fast as te_a2a " in ahead
+    assert ", 1.25 times as fast as ringmark's own Ring " in told("behind", ring=10.0, burst=12.0, te_p2p=8.0)
+    assert told("alone", ring=10.0, burst=8.0).endswith(
+        ", 1.25 times as fast as ringmark's own Ring with reference (10.06 ms)."
+    )
+    assert told("none", burst=10.0, torch_cp=None).endswith("; torch_cp has no time there: unavailable.")
+
+
 def test_a_peer_with_another_version_of_the_kernel_has_a_note(tmp_path):
     """Compared by number: our patch is no other version, and the head of the table names it."""
 

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ringmark import catalog
 from ringmark.tables.bound import BOUND_METHOD
 from ringmark.tables.cellrow import CellRow
 from ringmark.tables.point import CLEAR_LEAD, WRONG, Point, backward, point
@@ -31,6 +32,11 @@ class Line:
     @property
     def is_bound(self) -> bool:
         return self.method == BOUND_METHOD
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is one of ringmark's own methods; the bound is nobody's."""
+        return self.implementation == "ringmark" and not self.is_bound
 
 
 @dataclass(frozen=True)
@@ -180,7 +186,9 @@ def _label(rows: Sequence[CellRow]) -> str:
 
 
 def _implementation(rows: Sequence[CellRow]) -> str:
-    return next((row.implementation for row in rows if row.implementation), "ringmark")
+    """Whose it is; a peer that never began to run has not said more than its name."""
+    unsaid = rows[0].method if rows[0].method in catalog.peer_names() else "ringmark"
+    return next((row.implementation for row in rows if row.implementation), unsaid)
 
 
 def _open_group(shape: str, mesh: str, closed: Sequence[Group], sample: CellRow) -> Group:
@@ -197,7 +205,7 @@ def _open_group(shape: str, mesh: str, closed: Sequence[Group], sample: CellRow)
     lines = []
     for method, found in candidates.items():
         places = {place for line, _ in found for place in line.points if place[0] != "bwd"}
-        if _is_ours(found[0][0]):
+        if found[0][0].is_ours:
             tried = {(place, group.kernel) for line, group in found for place in line.points}
             wrong = {place for line, _ in found for place, p in line.points.items() if p.status == WRONG}
             places = {p for p in places if p not in ours or (p, ours[p]) in tried or p in wrong}
@@ -208,16 +216,12 @@ def _open_group(shape: str, mesh: str, closed: Sequence[Group], sample: CellRow)
     return Group(shape, mesh, "best", tuple(sorted(lines, key=_line_order)), sample, open=True)
 
 
-def _is_ours(line: Line) -> bool:
-    return line.implementation == "ringmark" and not line.is_bound
-
-
 def _kernels_of_ours(closed: Sequence[Group]) -> dict[Place, str]:
     """By place, the kernel with which the fastest of our methods ran."""
     fastest: dict[Place, tuple[float, str]] = {}
     for group in closed:
-        for line in filter(_is_ours, group.lines):
-            for place, p in line.points.items():
+        for line in group.lines:
+            for place, p in line.points.items() if line.is_ours else ():
                 if p.time_ms is not None:
                     found = (p.time_ms.value, group.kernel)
                     fastest[place] = min(fastest.get(place, found), found)

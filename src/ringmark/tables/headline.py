@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ringmark.tables import comparison
@@ -36,25 +37,33 @@ def headline(campaign: str, found: list[Group]) -> Headline | None:
 
 
 def _sentence(group: Group) -> str:
-    """The fastest method at the longest length at which the base was run, else at the longest."""
-    base = comparison.base_line(group.lines, choices()["speedup_bases"])
-    held = base.points if base else {}
-    lengths = list(reversed(group.seqlens_global))
-    for seqlen in [*(length for length in lengths if ("fwd_bwd", length) in held), *lengths]:
-        timed = [
-            (point.time_ms.value, point, line)
-            for line in group.lines
-            if not line.is_bound and (point := line.points.get(("fwd_bwd", seqlen))) and point.time_ms
-        ]
-        if timed:
-            _, point, line = min(timed, key=lambda one: one[0])
-            return _told(seqlen, point, line, base)
+    """The fastest method and the fastest of the other side, ringmark's own or peers.
+
+    At the longest length at which both sides were tried, else at the longest. Where there is one side alone
+    the base of the speed-ups takes the other's place.
+    """
+    lines = [line for line in group.lines if not line.is_bound]
+    base = comparison.base_line(lines, choices()["speedup_bases"])
+    lengths = [length for length in reversed(group.seqlens_global) if _at(length, lines)]
+    both = [length for length in lengths if len({line.is_ours for line, _ in _at(length, lines)}) == 2]
+    for seqlen in [*both, *lengths]:
+        (line, point), *others = _at(seqlen, lines)
+        if point.time_ms is not None:
+            across = [one for one in others if one[0].is_ours != line.is_ours]
+            held = across or [one for one in others if one[0] is base]
+            return _told(seqlen, line, point, held[0] if held else None)
     return "No method passed here."
 
 
-def _told(seqlen: int, point: Point, line: Line, base: Line | None) -> str:
-    if point.time_ms is None or point.rate is None:
-        return "No method passed here."
+def _at(seqlen: int, lines: list[Line]) -> list[tuple[Line, Point]]:
+    """What was tried at a length, the fastest first and what has no time last."""
+    there = [(line, line.points["fwd_bwd", seqlen]) for line in lines if ("fwd_bwd", seqlen) in line.points]
+    return sorted(there, key=lambda one: one[1].time_ms.value if one[1].time_ms else math.inf)
+
+
+def _told(seqlen: int, line: Line, point: Point, other: tuple[Line, Point] | None) -> str:
+    assert point.time_ms is not None
+    assert point.rate is not None
     text = (
         f"At {seqlen} tokens {_named(line, point)} takes {plain(point.time_ms.value)} ms forward + backward: "
         f"{plain(point.rate.value)} TFLOP/s per GPU"
@@ -62,24 +71,21 @@ def _told(seqlen: int, point: Point, line: Line, base: Line | None) -> str:
     if point.fraction is not None:
         text += f", {fixed(point.fraction, 3)} of the kernel alone"
         text += " in larger calls" if OUTRUN in point.notes else ""
-    held = base.points.get(("fwd_bwd", seqlen)) if base else None
-    if base is not None and held is not None and base is not line:
-        text += _against(point, held, base)
-    return text + "."
+    return f"{text}{_against(point, *other) if other else ''}."
 
 
-def _against(point: Point, held: Point, base: Line) -> str:
+def _against(point: Point, other: Line, held: Point) -> str:
     if held.time_ms is None or point.time_ms is None:
-        return f"; {_named(base, held)} has no time there: {held.status}"
+        return f"; {_named(other, held)} has no time there: {held.status}"
     ratio = held.time_ms.value / point.time_ms.value
     there = f"{plain(held.time_ms.value)} ms"
     if {row.program for row in held.rows} != {row.program for row in point.rows}:
         there += ", by another commit of ringmark"
-    return f", {fixed(ratio, 2)} times as fast as {_named(base, held)} ({there})"
+    return f", {fixed(ratio, 2)} times as fast as {_named(other, held)} ({there})"
 
 
 def _named(line: Line, point: Point) -> str:
     """Whose method it is and what it ran with: two sides of an open comparison may run two kernels."""
-    whose = "ringmark's own " if line.implementation == "ringmark" else ""
+    whose = "ringmark's own " if line.is_ours else ""
     kernel = next((row.kernel_ran for row in point.rows if row.kernel_ran), None)
     return f"{whose}{line.label} with {kernel}" if kernel else f"{whose}{line.label}"
