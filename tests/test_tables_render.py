@@ -264,7 +264,7 @@ def test_closed_means_one_kernel_and_open_takes_each_methods_best(tmp_path):
     best = {line.method: line.points[("fwd", 512)] for line in found[2].lines}
     assert best["ring"].rows[0].kernel_ran == "flash4"
     assert best["burst"].rows[0].kernel_ran == "flash2"
-    assert best["ring"].notes[0] == "kernel flash4"
+    assert best["ring"].told[0] == "kernel flash4"
     mixed = [
         make_records.make(cell("ring"), kernel="flash2"),
         make_records.make(cell("burst"), kernel="flash4"),
@@ -281,7 +281,7 @@ def test_an_open_table_takes_options_only_where_they_are_clearly_faster(tmp_path
         rows["option"] = replace(rows["plain"], options={"ulysses": 2})
         made = [make_records.make(rows[which], median_ms=value) for which, value in ms.items()]
         (line,) = groups_of(tmp_path / name, made)[-1].lines
-        return line.points[("fwd", 512)].notes[0]
+        return line.points[("fwd", 512)].told[0]
 
     assert chosen("level", plain=10.0, other=11.0, option=9.95) == "kernel flash2"
     assert chosen("clear", plain=10.0, other=11.0, option=9.85) == "kernel flash2, ulysses=2"
@@ -323,7 +323,7 @@ def test_a_wrong_answer_does_not_vanish_behind_another_kernel(tmp_path):
     }
     assert points["ring"].time_ms is None
     assert points["ring"].notes[0].startswith("kernel flash4: wrong: ")
-    assert points["burst"].notes[:2] == ("kernel flash4", "kernel flash2: oom")
+    assert points["burst"].told[:2] == ("kernel flash4", "kernel flash2: oom")
     ratios = comparison.speedups(opened, "fwd_bwd", ["ring"])
     assert [row[1].text for row in ratios.rows] == ["no base", "wrong", "wrong"]
     assert headline("made", [opened]).sentence.endswith(
@@ -347,8 +347,9 @@ def test_the_headline_and_the_ratios_name_the_kernels_of_both_sides(tmp_path):
     other = headline("made", [groups_of(tmp_path / "other", records)[-1]]).sentence
     assert other.endswith(" ms, by another commit of ringmark).")
     ratios = comparison.speedups(opened, "fwd_bwd", ["te_p2p"])
-    marked = [[ratios.notes[mark - 1] for mark in row[1].marks] for row in ratios.rows]
-    assert marked == [["kernel flash4"], ["kernel cudnn"]]
+    for table in (ratios, comparison.memory(opened, "fwd_bwd")):
+        marked = [[table.notes[mark - 1] for mark in row[1].marks] for row in table.rows]
+        assert marked == [["kernel flash4"], ["kernel cudnn"]]
 
 
 def test_the_headline_is_against_the_fastest_of_the_other_side(tmp_path):

@@ -134,11 +134,16 @@ def _notes(group: Group, phase: str, p: Point) -> tuple[str, ...]:
 
     A derived backward has no launches of its own.
     """
-    told = list(p.notes)
+    told = list(p.told)
     if len(group.repeats) > 1 and len(p.rows) > 1 and phase != "bwd":
         told.append(f"{len(p.rows)} repeats")
+    return (*told, *_program_notes(group, p))
+
+
+def _program_notes(group: Group, p: Point) -> list[str]:
+    """Which other state of ringmark measured a point than measured most of the group."""
     others = set(group.programs[1:]) & {row.program for row in p.rows if row.passed}
-    return (*told, *(f"measured by ringmark {program}" for program in sorted(map(str, others))))
+    return [f"measured by ringmark {program}" for program in sorted(map(str, others))]
 
 
 def _fraction(line: Line, p: Point) -> str:
@@ -155,7 +160,7 @@ def memory(group: Group, phase: str) -> Table:
         points = [line.points.get((phase, seqlen)) for line in lines]
         known = [p.memory_above_inputs_mib for p in points if p and p.memory_above_inputs_mib is not None]
         places = decimals(known, digits=3, most=3)
-        columns.append([_memory_entry(p, places, notes) for p in points])
+        columns.append([_memory_entry(group, p, places, notes) for p in points])
     rows = [(word(line.label), *(column[i] for column in columns)) for i, line in enumerate(lines)]
     return Table(
         name=f"{group.slug}-{phase.replace('_', '-')}-memory",
@@ -167,13 +172,15 @@ def memory(group: Group, phase: str) -> Table:
     )
 
 
-def _memory_entry(p: Point | None, places: int, notes: Notes) -> Entry:
+def _memory_entry(group: Group, p: Point | None, places: int, notes: Notes) -> Entry:
+    """What ran is told beside a peak; what held the clock down, or how long it ran, does not change one."""
     if p is None:
         return word(NOT_RUN)
     if p.memory_above_inputs_mib is None or p.memory_peak_mib is None:
         return Entry(p.status, marks=notes.marks(p.notes))
     whole = f"({fixed(p.memory_peak_mib, places)})"
-    return Entry(fixed(p.memory_above_inputs_mib, places), extra=whole, is_number=True)
+    marks = notes.marks([*p.taken, *_program_notes(group, p)])
+    return Entry(fixed(p.memory_above_inputs_mib, places), extra=whole, is_number=True, marks=marks)
 
 
 def base_line(lines: Sequence[Line], bases: Sequence[str]) -> Line | None:
@@ -208,7 +215,7 @@ def speedups(group: Group, phase: str, bases: Sequence[str]) -> Table | None:
 
 
 def _ratio_marks(p: Point, notes: Notes) -> tuple[int, ...]:
-    return notes.marks([note for note in p.notes if note not in OF_THE_BOUND])
+    return notes.marks([note for note in p.told if note not in OF_THE_BOUND])
 
 
 def _ratio(line: Line, p: Point | None, base: Point | None, is_base: bool, notes: Notes) -> Entry:

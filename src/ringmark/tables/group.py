@@ -248,7 +248,7 @@ def _best(place: Place, found: Sequence[tuple[Line, Group]]) -> Point:
     level = [one for one in as_it_comes if one[0] <= fastest[0] * CLEAR_LEAD]
     _, best, line, kernel = min(level or [fastest], key=lambda one: one[0])
     failed = [f"{_taken(*one)}: {one[0].status}" for one in there if one[0].time_ms is None]
-    return replace(best, notes=(_taken(best, line, kernel), *failed, *best.notes))
+    return replace(best, taken=(_taken(best, line, kernel), *failed))
 
 
 def _taken(p: Point, line: Line, asked: str) -> str:

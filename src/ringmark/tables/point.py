@@ -56,7 +56,13 @@ class Point:
     fraction: float | None = None
     memory_above_inputs_mib: float | None = None
     memory_peak_mib: float | None = None
+    taken: tuple[str, ...] = ()  # of an open table: the kernel and options that it took
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """All that a table says beside its number."""
+        return (*self.taken, *self.notes)
 
     @property
     def passed(self) -> bool:

@@ -116,7 +116,7 @@ def _point(p: Point) -> dict[str, Any]:
         "fraction": _digits(p.fraction),
         "memory": _digits(memory),
         "repeats": len(p.rows),
-        "notes": p.notes,
+        "notes": p.told,
         "shares": part_shares(p),
     }
 
