@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,6 +123,31 @@ def test_a_table_that_no_record_makes_is_left_over(made, tmp_path, capsys):
         assert main(words) == status
         assert f"left over: {old}: no record makes it, delete it" in capsys.readouterr().out
         assert old.exists()
+
+
+def test_rendering_all_finds_pages_of_campaigns_that_are_gone_and_blocks_that_lost_their_place(
+    made, tmp_path, capsys, monkeypatch
+):
+    names = page.choices()["blocks"]
+    readme = "".join(f"<!-- ringmark:begin {name} -->\n<!-- ringmark:end {name} -->\n" for name in names)
+    (tmp_path / "README.md").write_text(readme)
+    (tmp_path / "paper_tables").mkdir()
+    shutil.copytree(TEMPLATES, tmp_path / "paper_tables" / "templates")
+    monkeypatch.chdir(tmp_path)
+    assert main(["render", "--all"]) == 0
+    assert main(["render", "--all", "--check"]) == 0
+    gone = tmp_path / "paper_tables" / "gone"
+    gone.mkdir()
+    (gone / "rates.tex").write_text("of a campaign without records")
+    gone.with_suffix(".md").write_text("its page")
+    (tmp_path / "README.md").write_text("".join(readme.splitlines(keepends=True)[2:]))
+    capsys.readouterr()
+    assert main(["render", "--all", "--check"]) == 1
+    said = capsys.readouterr().out
+    for left in ("paper_tables/gone.md", "paper_tables/gone/rates.tex"):
+        assert f"left over: {left}: no record makes it, delete it" in said
+    assert f"missing: the block {next(iter(names))}: " in said
+    assert said.count("missing: ") == 1
 
 
 def test_bold_only_where_the_best_is_clear_of_every_other_and_ahead_by_the_spread_of_launches():

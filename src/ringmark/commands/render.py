@@ -28,15 +28,18 @@ def run(args: argparse.Namespace) -> int:
     if (args.campaign is None) != args.all:
         raise UserError("name one campaign, or give --all")
     renderer = rendered(args)
-    files, left_over = renderer.files, renderer.left_over()
+    whole = args.all and args.out is None
+    files, left_over = renderer.files, renderer.left_over(whole=whole)
     for path in left_over:
         print(f"left over: {shown(path)}: no record makes it, delete it")
     if args.check:
-        stale = render.stale(files)
+        stale, missing = render.stale(files), renderer.missing_blocks() if whole else []
         for path in stale:
             print(f"stale: {shown(path)}")
+        for name in missing:
+            print(f"missing: the block {name}: no Markdown file has its two marks (docs/tables.md)")
         print(f"{len(files)} files, {len(stale)} stale, {len(left_over)} left over")
-        return 1 if stale or left_over else 0
+        return 1 if stale or left_over or missing else 0
     written = render.write(files)
     for path in files:
         if path.suffix == ".md" and path.name != "forms.md":

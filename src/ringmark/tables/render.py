@@ -40,6 +40,7 @@ class Renderer:
     files: Files = field(default_factory=dict)
     headlines: dict[str, headline.Headline | None] = field(default_factory=dict)
     folders: list[Path] = field(default_factory=list)  # those of which every table is rendered
+    placed: set[str] = field(default_factory=set)  # the blocks that some Markdown file has
 
     def fill(self, template: str, **values: object) -> str:
         return templates.fill(templates.load(self.template_folder), template, **values)
@@ -76,14 +77,24 @@ class Renderer:
 
     def _block(self, name: str, where: Path, whole: bool) -> str | None:
         kind, campaigns = blocks.source(name, where)
+        self.placed.add(name)
         known = next((found for each in campaigns if (found := self.headlines.get(each))), None)
         if known is None and not whole:
             return None
         return self.fill(f"block_{kind}.md.j2", headline=known)
 
-    def left_over(self) -> list[Path]:
-        """Tables that no record makes any more: of a group that is gone, or copied there by hand."""
-        there = (path for folder in self.folders for path in sorted(folder.glob("*")))
+    def missing_blocks(self) -> list[str]:
+        """Blocks of data/tables.yaml that have lost their place."""
+        return [name for name in page.choices()["blocks"] if name not in self.placed]
+
+    def left_over(self, *, whole: bool) -> list[Path]:
+        """Tables that no record makes any more: of a group that is gone, or copied there by hand.
+
+        With `whole`, every campaign has been rendered: those of a campaign that is gone are found as well.
+        """
+        subfolders = [path for path in sorted(self.out.glob("*")) if path.is_dir()]
+        folders = [self.out, *subfolders] if whole else self.folders
+        there = (path for folder in folders for path in sorted(folder.glob("*")))
         return [path for path in there if path.suffix in (".tex", ".csv", ".md") and path not in self.files]
 
     def _tables(self, folder: Path, tables: Iterable[Table]) -> None:
