@@ -128,7 +128,7 @@ def test_a_job_is_read_back_equal(tmp_path: Path) -> None:
         (with_grid(seqlen_global=[-1]), "grids[0]: seqlen_global is -1"),
         (with_grid(methods=["ring+wire=a b"]), "grids[0]: methods: ring+wire=a b: wire is a b"),
         (with_grid(kernels=["a/b"]), "grids[0]: there is no kernel 'a/b'"),
-        (with_grid(kernels=["flash9"]), "there is no kernel 'flash9'; did you mean"),
+        (with_grid(kernels=["flash9"]), "there is no kernel 'flash9': did you mean"),
         (with_grid(methods=["ring+foo=1"]), "ring has no option 'foo'"),
         (with_grid(methods=["ring+wire=x"]), "wire is x: choose one of auto, native, float32"),
         (with_grid(methods=["te_p2p+backend=flsh"]), "backend is flsh: choose one of auto, fused"),

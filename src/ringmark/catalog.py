@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ringmark.errors import nearest
 from ringmark.options import Options
 
 _PACKAGE = Path(__file__).parent
@@ -38,6 +39,12 @@ def method_names() -> list[str]:
 def kernel_names() -> list[str]:
     """The local kernels, by name: the files that offer a KERNEL."""
     return [name for name in _files("kernels") if re.search(r"^KERNEL\b.*=", _text("kernels", name), re.M)]
+
+
+def unknown_kernel(kernel: str) -> str | None:
+    """What to say where a cell asks for a kernel that is none, or None."""
+    known = ["auto", *kernel_names()]
+    return None if kernel in known else f"there is no kernel {kernel!r}: {nearest(kernel, known)}"
 
 
 @cache

@@ -54,10 +54,9 @@ class Grid:
         for seqlen in self.seqlen_global:
             if seqlen < 1:
                 raise ValueError(f"seqlen_global is {seqlen}: give numbers of at least 1")
-        kernels = ["auto", *catalog.kernel_names()]
         for kernel in self.kernels:
-            if kernel not in kernels:
-                raise ValueError(f"there is no kernel {kernel!r}; {nearest(kernel, kernels)}")
+            if reason := catalog.unknown_kernel(kernel):
+                raise ValueError(reason)
         rows(self)  # what no method can be asked is refused here
 
 

@@ -111,9 +111,8 @@ def cell_of(args: argparse.Namespace, gpus: int) -> Cell:
     known = catalog.method_names()
     if method not in known:
         raise UserError(f"there is no method {method!r}: {nearest(method, known)}")
-    kernels = ["auto", *catalog.kernel_names()]
-    if args.kernel not in kernels:
-        raise UserError(f"there is no kernel {args.kernel!r}: {nearest(args.kernel, kernels)}")
+    if reason := catalog.unknown_kernel(args.kernel):
+        raise UserError(reason)
     for assignment in args.option:
         name, equals, value = assignment.partition("=")
         if not equals:
