@@ -10,12 +10,15 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from ringmark import diagnose, launch, record, supervise
 from ringmark import job as jobs
-from ringmark.bench import progress
+from ringmark.bench import progress, worker
 from ringmark.bench.progress import Progress, RankFailure
 from ringmark.cell import Cell, MeshShape, Shape
+from ringmark.cli import main
+from ringmark.comm.mesh import Mesh
 from ringmark.errors import UserError
 from ringmark.record import Asked, Failure, Record, Status
 
@@ -24,7 +27,7 @@ WORLD = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
 from ringmark import job as jobs, record
-from ringmark.bench import progress
+from ringmark.bench import progress, worker
 from ringmark.record import Failure, Record, Status
 
 job, run_id = jobs.load(Path(sys.argv[1])), sys.argv[3]
@@ -174,9 +177,60 @@ def test_a_world_that_ends_well_without_its_records_is_not_started_for_ever(
 def test_a_second_supervisor_is_turned_away(tmp_path: Path, site: list[FakeSite]) -> None:
     job, path = job_of(tmp_path, "fine")
     Path(job.folder).mkdir()
-    with supervise.only_one(job), pytest.raises(UserError, match="being run by another process"):
+    told = "job j is being run by another process"
+    with supervise.only_one(Path(job.folder), "job j"), pytest.raises(UserError, match=told):
         supervise.run(job, path)
     supervise.run(job, path, lambda line: None)
+
+
+def test_a_campaign_is_measured_by_one_process_at_a_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two would disturb each other's clocks, whichever parts of it they measure."""
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        "{campaign: c, device: cpu, mesh: {nodes: 1, gpus: 1}, grids: [{methods: [single], seqlen_global: "
+        "[64], shapes: [{batch: 1, num_heads_q: 1, num_heads_kv: 1, head_dim: 8, dtype: fp32}]}]}"
+    )
+    command = ["campaign", str(config), "--results", str(tmp_path / "r"), "--match", "fwd$"]
+    (tmp_path / "r" / "c" / "jobs").mkdir(parents=True)
+    with supervise.only_one(tmp_path / "r" / "c" / "jobs", "campaign c"):
+        assert main(command) == 2
+    assert "campaign c is being run by another process: wait for it, or end it" in capsys.readouterr().err
+    assert not (tmp_path / "r" / "c" / "campaign.json").exists()
+
+
+def test_a_rank_leaves_alone_what_another_run_has_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between planning and measuring, or while it measures: the first answer stays."""
+    job, _ = job_of(tmp_path, "single", "ring")
+    mesh, measured = Mesh(1, 1, 0, torch.device("cpu")), []
+
+    def answer(item: jobs.Item, reason: str) -> Record:
+        return Record(item.cell, item.asked, Status.UNSUPPORTED, "c", failure=Failure(reason))
+
+    def measure_cell(item: jobs.Item, *_: object) -> Record:
+        measured.append(item.cell.method)
+        for each in job.items:
+            record.write(answer(each, "another run"), Path(each.out))
+        return answer(item, "this run")
+
+    monkeypatch.setattr(worker, "measure_cell", measure_cell)
+    reporter = progress.Reporter(job.folder, "run", 0)
+    for order, item in enumerate(job.items):
+        worker.measure(item, "c", mesh, reporter, "run", order, {})
+    assert measured == ["single"]
+    assert {record.read(Path(item.out)).failure for item in job.items} == {Failure("another run")}
+
+
+def test_a_runtime_that_is_not_here_is_named(
+    tmp_path: Path, site: list[FakeSite], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, path = job_of(tmp_path, "fine")
+    monkeypatch.setattr(FakeSite, "command", lambda *_: launch.Command(["nowhere-to-be-found", "x"]))
+    with pytest.raises(UserError, match="nowhere-to-be-found does not start"):
+        supervise.run(job, path, lambda line: None)
 
 
 def test_a_place_that_cannot_be_written_is_told_first(tmp_path: Path, site: list[FakeSite]) -> None:
@@ -254,6 +308,14 @@ def test_silence_is_measured_by_the_file_systems_clock(tmp_path: Path) -> None:
         then = time.time() - age
         os.utime(beat, (then, then))
     assert progress.silent(tmp_path, 3, 5.0) == [1]  # rank 2 has not begun, and is not called silent
+
+
+def test_the_supervisor_beats_on_when_clocks_step_back(tmp_path: Path) -> None:
+    progress.supervise(tmp_path)
+    ahead = time.time() + 3600
+    os.utime(tmp_path / "supervisor", (ahead, ahead))
+    progress.supervise(tmp_path)
+    assert (tmp_path / "supervisor").stat().st_mtime < ahead
 
 
 def test_an_agent_gives_up_when_the_supervisors_beat_stops(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ Say = Callable[[str], None]
 def run(job: jobs.Job, job_file: Path, say: Say = print) -> list[Record]:
     """Measure every pending cell of a job; returns the records of all, in the job's order."""
     check_writable(Path(job.folder))
-    with only_one(job):
+    with only_one(Path(job.folder), f"job {job.id}"):
         aside.check(job.campaign, job.items)
         clock = Eta(len(job.pending()), say)
         site = Site(job) if job.pending() else None
@@ -83,14 +83,20 @@ class World:
         progress.supervise(self.folder)
         command = site.command(job_file, items, self.run_id)
         with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(
-                command.argv,
-                env={**site.environ(), **command.env},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            try:
+                self.process = subprocess.Popen(
+                    command.argv,
+                    env={**site.environ(), **command.env},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                reason = error.strerror or str(error)
+                raise UserError(
+                    f"{command.argv[0]} does not start ({reason}): install it here, or name another runtime"
+                ) from None
 
     def watch(self) -> End | None:
         """Wait for the end of the world; None when every item got its record."""
@@ -204,9 +210,9 @@ class Eta:
 
 
 @contextmanager
-def only_one(job: jobs.Job) -> Iterator[None]:
-    """One supervisor a job: a second one is told so instead of measuring beside the first."""
-    path = Path(job.folder, "lock")
+def only_one(folder: Path, what: str) -> Iterator[None]:
+    """One at a time for what a folder stands for: a second one is told so instead of measuring beside it."""
+    path = folder / "lock"
     with open(path, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -215,7 +221,7 @@ def only_one(job: jobs.Job) -> Iterator[None]:
                 raise UserError(
                     f"the file system of {path.parent} has no locks ({error.strerror}): put results elsewhere"
                 ) from None
-            raise UserError(f"job {job.id} is being run by another process: wait for it, or end it") from None
+            raise UserError(f"{what} is being run by another process: wait for it, or end it") from None
         yield
 
 

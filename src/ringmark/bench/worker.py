@@ -14,6 +14,7 @@ import sys
 import traceback
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -47,9 +48,7 @@ def main() -> int:
             before["preflight_flags"] = preflight.once(mesh, Path(job.preflight), job.allow_slow)
         for order, index in enumerate(int(word) for word in items.split(",")):
             reporter.at("prepare", index)
-            item = job.items[index]
-            found = measure_cell(item, job.campaign, mesh, reporter, run_id, order, before)
-            save(found, item, mesh, reporter)
+            measure(job.items[index], job.campaign, mesh, reporter, run_id, order, before)
         reporter.at("done", len(job.items))
         dist.destroy_process_group()
         return 0
@@ -79,10 +78,26 @@ def join(job: jobs.Job) -> Mesh:
     return Mesh(job.mesh.nodes, job.mesh.gpus, rank, device)
 
 
+def measure(
+    item: jobs.Item,
+    campaign: str,
+    mesh: Mesh,
+    reporter: Reporter,
+    run_id: str,
+    order: int,
+    before: dict[str, Any],
+) -> None:
+    """Measure a cell and keep its record, unless another run of its campaign has done so in the meantime."""
+    if gather.decided_by_rank_0(mesh, item.done()):
+        return
+    found = measure_cell(item, campaign, mesh, reporter, run_id, order, before)
+    save(found, item, mesh, reporter)
+
+
 def save(found: Record, item: jobs.Item, mesh: Mesh, reporter: Reporter) -> None:
-    """Rank 0 writes; nobody starts the next cell before the record is on disk."""
+    """Rank 0 writes, but nothing over an answer; nobody starts the next cell before the record is on disk."""
     reporter.at("record")
-    if mesh.rank == 0:
+    if mesh.rank == 0 and not item.done():
         record.write(found, Path(item.out))
     gather.barrier(mesh)
     gather.synchronize(mesh)

@@ -41,14 +41,17 @@ def run(args: argparse.Namespace) -> int:
     check_place(wanted[0])
     whole = args.match is None and args.repeat is None
     part = None if whole else matching(wanted, args.match or "", args.repeat, args.results / config.campaign)
-    planned = plan.write(config, args.results, wanted, args.again)
-    if part is not None:
-        path = Path(f"{part.folder}.job.json")
-        jobs.save(part, path)
-        planned = [(part, path)]
+    jobs_folder = args.results / config.campaign / "jobs"
+    supervise.check_writable(jobs_folder)
     counts: Counter[str] = Counter()
-    for job, path in planned:
-        counts.update(found.status.value for found in supervise.run(job, path))
+    with supervise.only_one(jobs_folder, f"campaign {config.campaign}"):
+        planned = plan.write(config, args.results, wanted, args.again)
+        if part is not None:
+            path = Path(f"{part.folder}.job.json")
+            jobs.save(part, path)
+            planned = [(part, path)]
+        for job, path in planned:
+            counts.update(found.status.value for found in supervise.run(job, path))
     print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
     return 0 if counts[Status.PASSED.value] else 1
 
