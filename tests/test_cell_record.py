@@ -144,6 +144,16 @@ def test_records_are_written_whole_or_not_at_all(tmp_path, monkeypatch) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["r.json"]
 
 
+def test_two_writers_of_one_process_id_do_not_share_a_file(tmp_path) -> None:
+    """Containers on several nodes number their processes alike."""
+    path = tmp_path / "campaign.json"
+    with record.in_place_of(path) as first, record.in_place_of(path) as second:
+        second.write_text("second")
+        first.write_text("first")
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_corrupt_record_is_named(tmp_path) -> None:
     path = tmp_path / "r.json"
     for text in ("", "{", "[]", '{"cell": 1}', '{"schema": "other"}'):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
+from uuid import uuid4
 
 from ringmark import schema
 from ringmark.cell import Cell
@@ -264,7 +265,8 @@ def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> N
 @contextmanager
 def in_place_of(path: Path) -> Iterator[Path]:
     """A file beside `path` to write to, which takes its name once it is whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Two containers on one folder may have the same process id.
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
