@@ -86,6 +86,9 @@ def test_the_commit_is_that_of_the_package_or_the_one_given(monkeypatch: pytest.
         assert _absent(found["git_dirty"])
     monkeypatch.setenv("RINGMARK_GIT_COMMIT", "abc123")
     assert environment.source()["git_commit"] == "abc123"
+    assert _absent(environment.source()["git_dirty"])
+    monkeypatch.setenv("RINGMARK_GIT_COMMIT", "abc123-dirty")
+    assert (environment.source()["git_commit"], environment.source()["git_dirty"]) == ("abc123", True)
     assert environment.source()["tree"] == found["tree"], "a name that is given does not change the files"
 
 

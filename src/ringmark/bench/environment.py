@@ -138,8 +138,9 @@ def _git_id(kind: str, content: bytes) -> str:
 
 def _commit(folder: Path) -> dict[str, Any]:
     given = os.environ.get("RINGMARK_GIT_COMMIT")
-    if given:
-        return {"git_commit": given, "git_dirty": absent("the commit was given by name")}
+    if given:  # an image of a changed checkout says so behind the name (ringmark image)
+        commit, changed = given.removesuffix("-dirty"), given.endswith("-dirty")
+        return {"git_commit": commit, "git_dirty": changed or absent("the commit was given by name")}
 
     def git(*words: str) -> str:
         asked = ["git", "-C", str(folder), *words]
