@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -180,6 +181,13 @@ LISTING = "\n".join(
         "16|RUNNING|/w|a | b",
     ]
 )
+
+
+def test_a_checkout_may_lie_in_a_folder_with_a_space() -> None:
+    """Rules hand the command to a shell as it stands."""
+    asked = "import sys; sys.executable = '/my work/py'; from ringmark import dag; print(dag.RINGMARK)"
+    told = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout
+    assert shlex.split(told) == ["/my work/py", "-m", "ringmark.cli"]
 
 
 def test_orphans_are_this_folders_jobs_of_this_campaign() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from ringmark import job as jobs
 from ringmark.cluster import Cluster
 from ringmark.errors import UserError
 
-RINGMARK = f"{sys.executable} -m ringmark.cli"
+RINGMARK = shlex.join([sys.executable, "-m", "ringmark.cli"])
 DEFAULT_CONFIG = Path("config/local.yaml")
 RESULTS = Path("results")
 TABLES = Path("paper_tables")
