@@ -29,6 +29,7 @@ from ringmark.tables import (
     latex,
     markdown,
     page,
+    render,
     templates,
 )
 from ringmark.tables.headline import headline
@@ -123,6 +124,28 @@ def test_a_table_that_no_record_makes_is_left_over(made, tmp_path, capsys):
         assert main(words) == status
         assert f"left over: {old}: no record makes it, delete it" in capsys.readouterr().out
         assert old.exists()
+
+
+def test_a_block_shows_the_first_campaign_that_has_records_whichever_is_rendered(tmp_path, monkeypatch):
+    """And where nothing changes in a file of blocks it is not written: an edit made meanwhile stays."""
+    shown, other = page.choices()["blocks"]["headline"]["campaigns"]
+    for name, median_ms in ((shown, 10.0), (other, 20.0)):
+        found = make_records.make(cell("ring", phase="fwd_bwd"), median_ms=median_ms, campaign=name)
+        make_records.write_campaign(tmp_path / "results" / name, [found])
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- ringmark:begin headline -->\n<!-- ringmark:end headline -->\n")
+    shutil.copytree(TEMPLATES, tmp_path / "paper_tables" / "templates")
+    monkeypatch.chdir(tmp_path)
+    for command in (["--all"], [other], [shown], [other]):
+        assert main(["render", *command]) == 0
+        assert "takes 10.06 ms" in readme.read_text()
+    renderer = render.Renderer(tmp_path, tmp_path / "paper_tables", TEMPLATES)
+    renderer.campaign(campaign.find(shown))
+    renderer.blocks(whole=False)
+    assert readme not in renderer.files
+    shutil.rmtree(tmp_path / "results" / shown)
+    assert main(["render", other]) == 0
+    assert "takes 20.1" in readme.read_text()
 
 
 def test_rendering_all_finds_pages_of_campaigns_that_are_gone_and_blocks_that_lost_their_place(

@@ -57,6 +57,7 @@ def rendered(args: argparse.Namespace) -> Renderer:
     root = campaign.project_root(asked[0] if asked else None, args.templates)
     out = args.out or root / "paper_tables"
     renderer = render.Renderer(root, out, args.templates or root / "paper_tables" / "templates")
+    renderer.recorded.update(one.name for one in campaign.every(results))
     for one in asked:
         renderer.campaign(one)
     if args.all and (results / "published" / "claims.csv").exists():

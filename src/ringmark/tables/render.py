@@ -38,6 +38,7 @@ class Renderer:
     out: Path
     template_folder: Path
     files: Files = field(default_factory=dict)
+    recorded: set[str] = field(default_factory=set)  # the campaigns that have records, rendered or not
     headlines: dict[str, headline.Headline | None] = field(default_factory=dict)
     folders: list[Path] = field(default_factory=list)  # those of which every table is rendered
     placed: set[str] = field(default_factory=set)  # the blocks that some Markdown file has
@@ -72,16 +73,16 @@ class Renderer:
         for path in blocks.pages(self.root):
             text = path.read_text(encoding="utf-8")
             filled = blocks.filled(text, lambda name, path=path: self._block(name, path, whole), path)  # type: ignore[misc]
-            if blocks.any_in(text):
+            if filled != text:  # what somebody writes beside it meanwhile is not undone
                 self.files[path] = filled
 
     def _block(self, name: str, where: Path, whole: bool) -> str | None:
         kind, campaigns = blocks.source(name, where)
         self.placed.add(name)
-        known = next((found for each in campaigns if (found := self.headlines.get(each))), None)
-        if known is None and not whole:
-            return None
-        return self.fill(f"block_{kind}.md.j2", headline=known)
+        shown = next((each for each in campaigns if each in self.recorded | set(self.headlines)), None)
+        if shown not in self.headlines and not whole:
+            return None  # another campaign's, or nobody's: as it was
+        return self.fill(f"block_{kind}.md.j2", headline=self.headlines.get(shown or ""))
 
     def missing_blocks(self) -> list[str]:
         """Blocks of data/tables.yaml that have lost their place."""
