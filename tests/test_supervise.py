@@ -107,7 +107,7 @@ def job_of(folder: Path, *methods: str, cell_limit_s: float = 60.0) -> tuple[job
 
 def test_every_way_to_fail_costs_its_own_cell(tmp_path: Path, site: list[FakeSite]) -> None:
     job, path = job_of(
-        tmp_path, "fine", "killed", "raises", "fine", "silent", "hang", "fine", cell_limit_s=1.5
+        tmp_path, "fine", "killed", "raises", "fine", "silent", "hang", "fine", cell_limit_s=4.0
     )
     said: list[str] = []
     found = supervise.run(job, path, said.append)
@@ -119,7 +119,7 @@ def test_every_way_to_fail_costs_its_own_cell(tmp_path: Path, site: list[FakeSit
         ("unsupported", "measured"),
         ("crashed", "the world ended with exit status 7 and no rank said why"),
     ]
-    assert words[5] == ("timeout", "no result within 1.5 s (rank 0 in timing, rank 1 in timing)")
+    assert words[5] == ("timeout", "no result within 4 s (rank 0 in timing, rank 1 in timing)")
     assert words[6] == ("unsupported", "measured")
     assert found[2].failure == Failure("out of memory", 1, "timing", "trace")
     worlds = [one for one in Path(job.folder).iterdir() if one.is_dir()]
@@ -133,7 +133,7 @@ def test_every_way_to_fail_costs_its_own_cell(tmp_path: Path, site: list[FakeSit
 
 def test_who_ends_after_its_record_costs_nobody(tmp_path: Path, site: list[FakeSite]) -> None:
     """The cell has its record, and the next one was not begun: a new world measures that."""
-    job, path = job_of(tmp_path, "late", "fine", "late_hang", "fine", cell_limit_s=1.5)
+    job, path = job_of(tmp_path, "late", "fine", "late_hang", "fine", cell_limit_s=4.0)
     said: list[str] = []
     found = supervise.run(job, path, said.append)
     assert [one.failure.reason for one in found if one.failure] == ["measured"] * 4

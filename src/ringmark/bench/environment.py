@@ -139,8 +139,8 @@ def _git_id(kind: str, content: bytes) -> str:
 def _commit(folder: Path) -> dict[str, Any]:
     given = os.environ.get("RINGMARK_GIT_COMMIT")
     if given:  # an image of a changed checkout says so behind the name (ringmark image)
-        commit, changed = given.removesuffix("-dirty"), given.endswith("-dirty")
-        return {"git_commit": commit, "git_dirty": changed or absent("the commit was given by name")}
+        changed = given.endswith("-dirty") or absent("the commit was given by name")
+        return {"git_commit": given.removesuffix("-dirty"), "git_dirty": changed}
 
     def git(*words: str) -> str:
         asked = ["git", "-C", str(folder), *words]
