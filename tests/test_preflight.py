@@ -60,6 +60,21 @@ def test_all_slow_alike_is_held_against_what_the_maker_states() -> None:
     assert preflight.judge(unknown, 4, CUDA) == [], "nothing is stated of it, so nothing is held against it"
 
 
+@pytest.mark.parametrize(
+    ("device", "figures"),
+    [
+        ("NVIDIA A100-PCIE-40GB", {"matmul_tflops": 250.0, "intra_gb_per_s": 24.0}),
+        ("NVIDIA H100 PCIe", {"matmul_tflops": 450.0, "intra_gb_per_s": 40.0}),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", {"matmul_tflops": 33.0, "intra_gb_per_s": 9.0}),
+        ("NVIDIA RTX A1000", {"matmul_tflops": 20.0, "intra_gb_per_s": 9.0}),
+    ],
+)
+def test_a_healthy_card_or_slice_is_not_held_against_another_boards_figures(
+    device: str, figures: dict[str, float]
+) -> None:
+    assert preflight.judge([{**rank, "device": device, **figures} for rank in _ranks()], 4, CUDA) == []
+
+
 def test_a_link_that_is_not_there_is_no_slow_link() -> None:
     ranks = [{**rank, "inter_gb_per_s": None} for rank in _ranks()]
     assert preflight.judge(ranks, 8, CUDA) == []

@@ -74,7 +74,7 @@ def test_published_row_follows_from_the_formula() -> None:
     assert flops.tflops_per_gpu(total, 148.48, 32) == pytest.approx(129.59, abs=0.01)
 
 
-def test_peaks_are_found_by_the_longest_name() -> None:
+def test_peaks_are_found_by_the_name_with_the_most_words() -> None:
     found = flops.peak_tflops("NVIDIA H200", "bf16")
     assert found is not None
     assert found.tflops > 900
@@ -83,3 +83,33 @@ def test_peaks_are_found_by_the_longest_name() -> None:
     assert desktop.tflops < 165
     assert flops.peak_tflops("some CPU", "bf16") is None
     assert flops.peak_tflops("NVIDIA H200", "fp7") is None
+
+
+@pytest.mark.parametrize(
+    ("device", "tflops", "nvlink"),
+    [
+        ("NVIDIA H200", 989.4, 450),
+        ("NVIDIA H100 80GB HBM3", 989.4, 450),
+        ("NVIDIA H800", 989.4, 200),
+        ("NVIDIA A100-SXM4-80GB", 312.0, 300),
+        ("A100-SXM4-40GB", 312.0, 300),
+        ("NVIDIA A800-SXM4-80GB", 312.0, 200),
+        ("NVIDIA A100-PCIE-40GB", 312.0, None),
+        ("NVIDIA A100 80GB PCIe", 312.0, None),
+        ("NVIDIA A800 80GB PCIe", 312.0, None),
+        ("NVIDIA A800 40GB Active", 312.0, None),
+        ("NVIDIA H100 PCIe", 756.5, None),
+        ("NVIDIA H100 NVL", 835.5, None),
+        ("NVIDIA H200 NVL", 835.5, None),
+        ("NVIDIA GH200 480GB", 990.0, None),
+        ("NVIDIA RTX A1000", None, None),
+        ("NVIDIA GeForce RTX 4090D", 147.0, None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None, None),
+    ],
+)
+def test_a_device_has_the_figures_of_its_own_name(
+    device: str, tflops: float | None, nvlink: float | None
+) -> None:
+    found = flops.peak_tflops(device, "bf16")
+    assert (found.tflops if found else None) == tflops
+    assert flops.nvlink_gb_per_s(device) == nvlink

@@ -7,6 +7,7 @@ recomputation, softmax and merging are a method's own business. A rate is these 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -54,7 +55,7 @@ class Peak:
 
 
 def peak_tflops(device_name: str, dtype: str) -> Peak | None:
-    """The peak of a device by its own name (longest match of data/peaks.yaml), or None."""
+    """The peak of a device by the words of its name (data/peaks.yaml), of a slice its GPU's; or None."""
     entry = _stated(device_name)
     if dtype not in entry.get("tflops", {}):
         return None
@@ -66,8 +67,18 @@ def nvlink_gb_per_s(device_name: str) -> float | None:
     return _stated(device_name).get("nvlink_gb_per_s")
 
 
+def is_slice(device_name: str) -> bool:
+    """Whether a device is a part of a GPU (MIG), which is as fast as its share of what the maker states."""
+    return "mig" in _words(device_name)
+
+
 @cache
 def _stated(device_name: str) -> dict[str, Any]:
     devices = yamlfile.packaged("data/peaks.yaml")["devices"]
-    matching = [name for name in devices if name.lower() in device_name.lower()]
-    return devices[max(matching, key=len)] if matching else {}
+    matching = [name for name in devices if _words(name) <= _words(device_name)]
+    return devices[max(matching, key=lambda name: len(_words(name)))] if matching else {}
+
+
+def _words(name: str) -> set[str]:
+    """NVIDIA A100-PCIE-40GB -> nvidia, a100, pcie, 40gb: an A1000 is no A100, a GH200 no H200."""
+    return set(re.findall(r"[a-z0-9]+", name.lower()))

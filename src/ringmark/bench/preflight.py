@@ -129,6 +129,8 @@ _VERBS = dict(
 
 def _stated(device: str, figure: str) -> float | None:
     """What a device's maker says of a figure: dense bf16 products, NVLink in one direction."""
+    if flops.is_slice(device):  # what is stated is of the whole GPU
+        return None
     if figure == "intra_gb_per_s":
         return flops.nvlink_gb_per_s(device)
     peak = flops.peak_tflops(device, "bf16") if figure == "matmul_tflops" else None
