@@ -272,6 +272,26 @@ def test_doctor_holds_a_cluster_file_against_sinfo(tmp_path: Path, monkeypatch: 
     assert findings("", partition="gpo") == ["partition gpo"]
 
 
+def test_doctor_without_a_partition_looks_at_the_default_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in checkup.SLURM_TOOLS:
+        program(tmp_path / name, "exit 0")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    site = cluster.Cluster("s", nodes=4, cpus_per_node=64, time_limit_min=240)
+
+    def findings(*rows: str) -> list[tuple[str, str]]:
+        listing = "\n".join(rows)
+        only_with_stars = 'case "$*" in *%P*) ;; *) exit 1 ;; esac'  # sinfo's %R has none
+        program(tmp_path / "sinfo", f"{only_with_stars}\ncat <<'END'\n{listing}\nEND")
+        return [(state, what) for state, what, _ in checkup.scheduler(site)]
+
+    cpu, gpu = "cpu|64|(null)|96|1-00:00:00|idle", "gpu*|2|gpu:h100:8|96|2-00:00:00|idle"
+    assert findings(cpu, gpu) == [("missing", "4 nodes in partition gpu")]
+    assert findings(cpu, gpu.replace("|2|", "|4|")) == [("ok", "partition gpu: 4 nodes can be used")]
+    assert findings(cpu, gpu.replace("gpu*", "gpu")) == [("missing", "a default partition")]
+
+
 def test_every_key_of_a_config_is_explained() -> None:
     text = (ROOT / "config/README.md").read_text()
     for kind in (Config, Grid, Measure, MeshShape, Shape):

@@ -39,17 +39,20 @@ def scheduler(cluster: Cluster) -> Iterator[Finding]:
         yield "missing", f"Slurm's {', '.join(missing)}", "run this on the login node"
         return
     wanted = ["--partition", cluster.partition] if cluster.partition else []
-    listed = _ask("sinfo", "-h", *wanted, "-o", "%R|%D|%G|%c|%l|%T")
+    listed = _ask("sinfo", "-h", *wanted, "-o", "%P|%D|%G|%c|%l|%T")
     if listed is None:
         yield "missing", "Slurm's controller", "sinfo gets no answer: is this the login node?"
         return
     rows = [line.split("|") for line in listed.splitlines() if line.strip()]
+    if not cluster.partition:  # a job then goes to the default one, which sinfo marks with a star
+        rows = [row for row in rows if row[0].endswith("*")]
     if not rows:
-        yield "missing", f"partition {cluster.partition}", "'sinfo' lists those that there are"
+        what = f"partition {cluster.partition}" if cluster.partition else "a default partition"
+        yield "missing", what, "'sinfo' lists those that there are: name one in the cluster file"
         return
     usable = [row for row in rows if not row[5].startswith(("down", "drain", "fail"))]
     there = sum(int(row[1]) for row in usable)
-    name = f"partition {rows[0][0]}"
+    name = f"partition {rows[0][0].rstrip('*')}"
     if there < cluster.nodes:
         yield (
             "missing",
