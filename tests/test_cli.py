@@ -84,6 +84,19 @@ def test_cells_lists_all_and_what_they_cost(capsys: pytest.CaptureFixture[str]) 
     assert len(lines) - 2 == int(lines[-1].split()[0])
 
 
+@pytest.mark.parametrize(
+    ("config", "nodes"),
+    [("config/h200x4-two-nodes.yaml", 1), ("config/local.yaml", 1), ("config/paper.yaml", 4)],
+)
+def test_cells_counts_the_nodes_that_a_campaign_really_takes(
+    config: str, nodes: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["cells", config]) == 0
+    found = re.search(r"about (\S+) min, (\S+) node-minutes", capsys.readouterr().out)
+    assert found is not None
+    assert float(found[2]) == pytest.approx(nodes * float(found[1]), abs=0.25)
+
+
 def test_help_and_tables_do_not_load_torch() -> None:
     script = (
         "import sys; from ringmark import cli; cli.build_parser(); "

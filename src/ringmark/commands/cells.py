@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 
 from ringmark import config as configs
-from ringmark import cost, submit
+from ringmark import cost, launch, submit
 from ringmark.arguments import positive
 
 HELP = "list the cells of a config with an estimated cost"
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     jobs = configs.jobs(config, Path("results"))
     total = total * config.repeats + len(jobs) * cost.START_S
     count = len(configs.cells(config)) * config.repeats
-    nodes = config.mesh.nodes if config.device != "cpu" else 1
+    nodes, _ = launch.geometry(jobs[0])  # those that it takes: a mesh may be a view of one host
     print(
         f"{count} cells ({config.repeats} repeat{'s' * (config.repeats > 1)}) in {len(jobs)} jobs: about "
         f"{total / 60:.1f} min, {total / 60 * nodes:.1f} node-minutes, at {rate:g} TFLOP/s per GPU"
