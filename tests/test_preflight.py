@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ringmark import flops
 from ringmark.bench import preflight
@@ -121,6 +122,22 @@ def test_a_campaign_is_measured_once_and_stopped_or_marked(tmp_path: Path) -> No
     assert [rank["rank"] for rank in found["ranks"]] == [0, 1, 2, 3]
     assert set(found["slowest"]) == set(preflight.FIGURES)
     assert all(rank[name] > 0 for rank in found["ranks"] for name in preflight.FIGURES)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"mesh": "1x2"}, {"backend": "nccl"}, {"ranks": [{"device": "NVIDIA H200"}]}],
+)
+def test_the_preflight_of_another_world_is_measured_again(other: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "preflight.json"
+    mesh = Mesh(1, 1, 0, torch.device("cpu"))
+    preflight.once(mesh, path)
+    own = json.loads(path.read_text())
+    path.write_text(json.dumps({**own, **other, "complaints": ["rank 1 is slow"]}))
+    assert preflight.once(mesh, path) == []
+    again = json.loads(path.read_text())
+    assert [again[key] for key in ("mesh", "backend")] == ["1x1", own["backend"]]
+    assert [rank["device"] for rank in again["ranks"]] == [own["ranks"][0]["device"]]
 
 
 def _one_node(mesh: Mesh) -> dict[str, Any]:

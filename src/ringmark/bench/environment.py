@@ -85,6 +85,11 @@ def state(mesh: Mesh) -> dict[str, Any]:
     return {"ranks": gathered(mesh, mine)}
 
 
+def device_name(mesh: Mesh) -> str:
+    """The own name of what this rank computes on."""
+    return torch.cuda.get_device_name(mesh.device) if mesh.device.type == "cuda" else cpu_name()
+
+
 def cpu_name() -> str:
     """The processor's own name."""
     try:

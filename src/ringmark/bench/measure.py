@@ -176,7 +176,6 @@ def what_ran(
 ) -> Ran:
     settings = method.settings()
     counted = method.implementation == Method.implementation  # a peer's transfers are not ours to count
-    device = torch.cuda.get_device_name(mesh.device) if mesh.device.type == "cuda" else environment.cpu_name()
     return Ran(
         run_id=run_id,
         order=order,
@@ -185,7 +184,7 @@ def what_ran(
         layout=method.layout,
         opt_bwd=settings.pop("opt_bwd", None),
         deterministic=kernel.deterministic,
-        device=device,
+        device=environment.device_name(mesh),
         backend=mesh.backend,
         transport=str(settings.pop("transport", mesh.backend)),
         world_size=cell.world_size,

@@ -43,7 +43,7 @@ def once(mesh: Mesh, path: Path, allow_slow: bool = False) -> list[str]:
 
     Returns the flags for the campaign's records; what is slow stops it, unless it is allowed.
     """
-    there = bool(gather.decided_by_rank_0(mesh, int(path.exists())))
+    there = gather.decided_by_rank_0(mesh, int(mesh.rank == 0 and _is_of(mesh, path)))
     if not there:
         found = measure(mesh)
         if mesh.rank == 0:
@@ -59,6 +59,19 @@ def once(mesh: Mesh, path: Path, allow_slow: bool = False) -> list[str]:
     return ["preflight_slow"] if complaints else []
 
 
+def _is_of(mesh: Mesh, path: Path) -> bool:
+    """Whether a preflight is there and of such a world; one of another says nothing of this one's links."""
+    if not path.exists():
+        return False
+    found = json.loads(path.read_text(encoding="utf-8"))
+    told = found.get("mesh"), found.get("backend"), found["ranks"][0].get("device")
+    return told == (_shape(mesh), mesh.backend, environment.device_name(mesh))
+
+
+def _shape(mesh: Mesh) -> str:
+    return f"{mesh.nodes}x{mesh.gpus}"
+
+
 def measure(mesh: Mesh) -> dict[str, Any]:
     """What preflight.json holds, equal on every rank."""
     kind = "cuda" if mesh.device.type == "cuda" else "cpu"
@@ -69,9 +82,8 @@ def measure(mesh: Mesh) -> dict[str, Any]:
         _link_gb_per_s(mesh, "intra", size["link_mib"], size["iterations"]),
         _link_gb_per_s(mesh, "inter", size["link_mib"], size["iterations"]),
     ]
-    device = torch.cuda.get_device_name(mesh.device) if kind == "cuda" else environment.cpu_name()
     uuid = nvml.identity(mesh.device)["uuid"] if kind == "cuda" else None
-    who = (platform.node(), device, uuid if isinstance(uuid, str) else None)
+    who = (platform.node(), environment.device_name(mesh), uuid if isinstance(uuid, str) else None)
     everyone = environment.gathered(mesh, who)
     ranks = []
     for rank, (figures, (host, name, uuid)) in enumerate(zip(gather.rows(mesh, mine), everyone, strict=True)):
@@ -81,7 +93,7 @@ def measure(mesh: Mesh) -> dict[str, Any]:
     return {
         "schema": "ringmark.preflight/1",
         "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "mesh": f"{mesh.nodes}x{mesh.gpus}",
+        "mesh": _shape(mesh),
         "backend": mesh.backend,
         "slowest": slowest(ranks),
         "verdict": verdict(ranks, complaints),
