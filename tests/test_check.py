@@ -309,3 +309,26 @@ def test_one_gpu_is_checked_without_any_world() -> None:
     method.alone = alone
     assert _failed(_checked(mesh, method, cell)) == {"dv"}
     assert _checked(mesh, methods.load("ring")(), cell).ok
+
+
+def _tiny_bounds(mesh: Mesh) -> dict[tuple[int, str, str], list[str]]:
+    """Of every tiny bound why it is refused, or the verdicts on it."""
+    told: dict[tuple[int, str, str], list[str]] = {}
+    for seqlen, phase, mask in itertools.product(range(1, 10), ("fwd", "fwd_bwd"), ("causal", "full")):
+        shape = Shape(1, 2, 2, 16, "fp32", mask)  # type: ignore[arg-type]
+        cell, alone = _cell("single", mesh, seqlen, shape, phase), methods.load("single")()
+        reason = alone.unsupported(cell)
+        seeds = range(0 if reason else 4)
+        verdicts = ["ok" if _checked(mesh, alone, cell, seed).ok else "wrong" for seed in seeds]
+        told[seqlen, phase, mask] = [reason] if reason else verdicts
+    return told
+
+
+def test_a_bound_too_short_for_its_ranks_is_refused_and_every_other_is_right() -> None:
+    for (seqlen, phase, mask), told in run_world(4, _tiny_bounds)[0].items():
+        least = 4 if phase == "fwd" else 8
+        if seqlen >= least:
+            assert told == ["ok"] * 4, (seqlen, phase, mask)
+        else:
+            assert f"seqlen_global {seqlen} over 4 ranks" in told[0]
+            assert told[0].endswith(f"take {least} or more")

@@ -31,7 +31,7 @@ class Method(base.Method):
         count = int(self.options["head_groups"])
         if count == 0:
             return "head_groups is 0: the bound has no automatic choice, give 1 or more"
-        return heads.reason_not(count, cell.shape.num_heads_kv)
+        return too_short(cell) or heads.reason_not(count, cell.shape.num_heads_kv)
 
     def moves(self, mesh: MeshShape) -> str:
         return "nothing moves"
@@ -83,3 +83,15 @@ class Method(base.Method):
     def groups(self, q: torch.Tensor, k: torch.Tensor) -> list[heads.HeadGroup]:
         """The heads of each call."""
         return heads.head_groups(q.shape[2], k.shape[2], int(self.options["head_groups"]))
+
+
+def too_short(cell: Cell) -> str | None:
+    """A share of the work too small to be one: no row, or for a backward one, whose only key in the yardstick
+    has the weight 1 whatever q and k are; their exact gradient is zero, and any rounding infinitely wrong."""
+    least = 1 if cell.phase == "fwd" else 2
+    if cell.world_size == 1 or cell.seqlen_global >= least * cell.world_size:
+        return None
+    return (
+        f"seqlen_global {cell.seqlen_global} over {cell.world_size} ranks is less than {least} a rank, which "
+        f"the bound needs for {cell.phase}: take {least * cell.world_size} or more"
+    )
