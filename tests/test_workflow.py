@@ -15,12 +15,16 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from make_records import make
-from ringmark import checkup, cluster, cost, orphans, record, submit
+from ringmark import checkup, cluster, cost, flops, orphans, record, submit
 from ringmark import config as configs
-from ringmark.cell import MeshShape, Shape
+from ringmark.bench import timer
+from ringmark.cell import Cell, MeshShape, Shape
 from ringmark.config import Config, Grid, Measure
+from ringmark.record import Asked
 
 ROOT = Path(__file__).parents[1]
 pytest.importorskip("snakemake")
@@ -233,6 +237,35 @@ def test_a_jobs_time_limit_leaves_room_for_one_hang_and_keeps_to_the_sites(tmp_p
     assert submit.minutes(long, config) * 60 >= 900 + submit.seconds(job, config)
     short = dataclasses.replace(job, cluster=cluster.Cluster("s", nodes=4, time_limit_min=10))
     assert submit.minutes(short, config) == 10
+
+
+def test_a_jobs_time_limit_holds_every_iteration_that_a_cell_may_take(tmp_path: Path) -> None:
+    config = configs.read(ROOT / "config/paper.yaml")
+    rate, asked = cost.assumed_tflops(config) * 1e12, config.measure
+    room = config.start_limit_s + config.cell_limit_s
+    for job in configs.jobs(config, tmp_path):
+        each = [flops.cell_flops(item.cell) / item.cell.world_size / rate for item in job.items]
+        timed = sum(min(asked.max_iterations * one, asked.time_limit_s) for one in each)
+        assert submit.minutes(job, config) * 60 > len(asked.protocols) * timed + room
+
+
+@given(
+    one=st.floats(1e-4, 100),
+    least=st.integers(1, 20),
+    more=st.integers(0, 100),
+    limit=st.floats(0.1, 100),
+)
+def test_no_cell_takes_longer_than_its_longest(one: float, least: int, more: int, limit: float) -> None:
+    """Beside the rounds of the timer itself: they go on until the maximum, or past the time limit."""
+    measure = Measure(min_iterations=least, max_iterations=least + more, time_limit_s=limit)
+    cell = Cell("ring", 1024)
+    rate = flops.cell_flops(cell) / 1e12 / one
+    asked, done = Asked(**vars(measure)), 0
+    while not done or (done < asked.max_iterations and done * one < limit):
+        done += timer._next_round(done, asked)
+    longest = cost.longest_seconds(cell, measure, rate, 1.0)
+    untimed = cost.longest_seconds(cell, dataclasses.replace(measure, protocols=[]), rate, 1.0)
+    assert done * one <= longest - untimed - measure.warmup * one + 1e-6
 
 
 def test_doctor_says_what_moves_bytes_between_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,8 @@ from ringmark.config import Config
 from ringmark.errors import UserError
 from ringmark.job import Job
 
-# An estimate is no limit: a slower kernel or a busy file system must not cost a job its last cells.
-TIME_MARGIN = 2.0
+# What is assumed is no limit: a slower kernel or a busy file system must not cost a job its last cells.
+SLOWER = 2.0
 
 
 def resources(job: Job) -> dict[str, Any]:
@@ -63,8 +63,11 @@ def seconds(job: Job, config: Config, tflops: float | None = None) -> float:
 
 
 def minutes(job: Job, config: Config) -> int:
-    """The time limit of a job: its estimate with a margin, and room for one start and one cell that hang."""
-    limit = TIME_MARGIN * seconds(job, config) + job.start_limit_s + job.cell_limit_s
+    """The time limit of a job: the most it takes, and room for one start and one cell that hang."""
+    rate = cost.assumed_tflops(config)
+    most = (cost.longest_seconds(item.cell, config.measure, rate, SLOWER) for item in job.items)
+    limit = SLOWER * cost.START_S + sum(min(one, job.cell_limit_s) for one in most)
+    limit += job.start_limit_s + job.cell_limit_s
     site = job.cluster
     return min(math.ceil(limit / 60), site.time_limit_min if site is not None else math.ceil(limit / 60))
 
