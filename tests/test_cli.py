@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import subprocess
 import sys
@@ -258,3 +259,15 @@ def test_a_campaign_in_which_nothing_passed_has_failed(
     monkeypatch.setattr("ringmark.supervise.run", lambda *_: [found])
     argv = ["campaign", "config/local.yaml", "--results", str(tmp_path)]
     assert cli.main(argv) == (0 if status == "passed" else 1)
+
+
+def test_a_terminal_that_lacks_a_character_gets_another_in_its_place() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "ringmark.cli", "audit"],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "arithmetic" in ran.stdout.decode("latin-1")
+    assert b"Traceback" not in ran.stderr

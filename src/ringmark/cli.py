@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import pkgutil
 import sys
@@ -45,6 +46,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a ? where it lacks a character; stderr never fails so
+        sys.stdout.reconfigure(errors="replace")
     try:
         asked = next((word for word in argv if not word.startswith("-")), None)
         if asked is not None and asked.replace("-", "_") not in verbs():
