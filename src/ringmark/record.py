@@ -179,7 +179,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Memory:
-    """Peak memory of an iteration beyond what was there before it, and in all; the highest rank's."""
+    """The highest rank's peak in an iteration: above its inputs (on a CPU: what was there), and in all."""
 
     peak_above_inputs_mib: float
     peak_mib: float
