@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import tool_logs
 
+import make_records
 from ringmark import record, schema
 from ringmark.cell import Cell, MeshShape
 from ringmark.cli import main
@@ -17,9 +18,12 @@ from ringmark.errors import UserError
 from ringmark.flops import attention_flops, tflops_per_gpu
 from ringmark.published.claim import read_csv, to_csv
 from ringmark.published.ingest import ingest_bytes
-from ringmark.published.measured import Measured, fold_repeats, from_record, name_devices
+from ringmark.published.measured import Measured, fold_repeats, from_record, name_devices, read_campaign
 from ringmark.published.tolerance import Tolerance, read_tolerances
 from ringmark.published.verdict import Outcome, Verdict, verdicts
+from ringmark.tables.campaign import Campaign
+from ringmark.tables.collect import checked
+from ringmark.tables.verdicts import given
 
 COMMITTED = Path(__file__).parents[2] / "results" / "published"
 TOLERANCES = read_tolerances(COMMITTED / "tolerances.yaml")
@@ -189,16 +193,21 @@ def test_one_wrong_repeat_makes_the_cell_wrong_and_no_other_cell() -> None:
     assert [row.status for row in fold_repeats(out)] == ["oom"]
 
 
-def test_records_of_a_campaign(tmp_path: Path) -> None:
-    """A record that ran out of memory, as written; then the command over its campaign."""
-    cell = Cell("double_ring", RUN.seqlen_global, mesh=MeshShape(4, 8))
-    found = record.Record(
+def out_of_memory(cell: Cell) -> record.Record:
+    """A record that ended before its ranks could name their device."""
+    return record.Record(
         cell=cell,
         asked=record.Asked(),
         status=record.Status.OOM,
         campaign="test",
         failure=record.Failure("out of memory in forward"),
     )
+
+
+def test_records_of_a_campaign(tmp_path: Path) -> None:
+    """A record that ran out of memory, as written; then the command over its campaign."""
+    cell = Cell("double_ring", RUN.seqlen_global, mesh=MeshShape(4, 8))
+    found = out_of_memory(cell)
     row = from_record(schema.load(record.Record, schema.dump(found), "record"))
     assert (row.method, row.status, row.reason, row.world_size) == (
         "double_ring",
@@ -225,6 +234,37 @@ def test_a_cell_without_a_device_stands_on_its_campaigns_only_one() -> None:
     assert [row.device for row in name_devices(rows)] == ["NVIDIA H200", "NVIDIA H200"]
     two = [*rows, measured("double_ring", RUN, "fwd", device="NVIDIA A800")]
     assert name_devices(two)[1].device is None
+
+
+def test_the_command_and_the_page_judge_alike(tmp_path: Path) -> None:
+    """A cell without a device beside one that has it: both give it the campaign's."""
+    mesh = MeshShape(4, 8)
+    found = [make_records.make(Cell("ring", RUN.seqlen_global, mesh=mesh))]
+    found.append(out_of_memory(Cell("double_ring", RUN.seqlen_global, mesh=mesh)))
+    folder = make_records.write_campaign(tmp_path / "results" / "test", found)
+    published = tmp_path / "results" / "published"
+    published.mkdir()
+    (published / "claims.csv").write_text(to_csv(CLAIMS), encoding="utf-8")
+    tolerances = published / "tolerances.yaml"
+    tolerances.write_bytes((COMMITTED / "tolerances.yaml").read_bytes())
+    view = given(checked(Campaign(folder)).rows, tmp_path / "results")
+    assert view is not None
+    assert view.verdicts == verdicts(CLAIMS, read_campaign(folder), read_tolerances(tolerances))
+    assert one(view.verdicts, "DoubleRing: time").measured_on == "4x8 NVIDIA H200"
+
+
+def test_a_campaign_is_found_as_every_other_verb_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = Cell("ring", RUN.seqlen_global, mesh=MeshShape(4, 8))
+    make_records.write_campaign(tmp_path / "results" / "h200x4", [make_records.make(cell)])
+    (tmp_path / "h200x4").mkdir()  # of that name, and no campaign
+    (tmp_path / "claims.csv").write_text(to_csv(CLAIMS), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    published = ["--claims", "claims.csv", "--tolerances", str(COMMITTED / "tolerances.yaml")]
+    assert main(["verdict", "h200x4", *published]) == 0
+    assert main(["verdict", "h200x", *published]) == 2
+    assert "did you mean 'h200x4'" in capsys.readouterr().err
 
 
 def test_ingest_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ DEFAULT_FOLDER = Path("results/published")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("campaign", type=Path, help="a campaign's folder, or its name under results/")
+    parser.add_argument("campaign", help="a campaign's folder, or its name under results/")
     parser.add_argument("--claims", type=Path, default=DEFAULT_FOLDER / "claims.csv", metavar="CSV")
     parser.add_argument("--tolerances", type=Path, default=DEFAULT_FOLDER / "tolerances.yaml", metavar="YAML")
     parser.add_argument("--device", metavar="NAME", help="the hardware of claims whose source names none")
@@ -27,11 +27,12 @@ def run(args: argparse.Namespace) -> int:
     from ringmark.published.verdict import verdicts
     from ringmark.published.verdict_page import to_csv, to_markdown
     from ringmark.record import write_atomic
+    from ringmark.tables import campaign
 
     claims, tolerances = read_csv(args.claims), read_tolerances(args.tolerances)
-    folder = args.campaign if args.campaign.is_dir() else Path("results") / args.campaign
-    found = verdicts(claims, read_campaign(folder), tolerances, args.device)
-    page = to_markdown(found, folder.name)
+    asked = campaign.find(args.campaign)
+    found = verdicts(claims, read_campaign(asked.folder), tolerances, args.device)
+    page = to_markdown(found, asked.name)
     if args.out is None:
         sys.stdout.write(page)
         return 0

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ringmark import campaign_check
 from ringmark.campaign_refused import refuse
-from ringmark.errors import UserError
 from ringmark.record import Record
 from ringmark.stats import quantile
 
@@ -91,10 +90,13 @@ def from_record(found: Record) -> Measured:
 def read_campaign(folder: Path) -> list[Measured]:
     """The rows of the records of a campaign that `ringmark check` lets pass."""
     checked = campaign_check.check(folder)
-    if not checked.records:
-        raise UserError(f"{folder} holds no records: name a campaign's folder, such as results/<campaign>")
     refuse(folder, checked.problems)
-    return fold_repeats(name_devices([from_record(one) for _, one in checked.found]))
+    return cells([from_record(one) for _, one in checked.found])
+
+
+def cells(rows: Sequence[Measured]) -> list[Measured]:
+    """What verdicts are given on, whether the rows come from records or from the tables' collected rows."""
+    return fold_repeats(name_devices(rows))
 
 
 def name_devices(rows: Sequence[Measured]) -> list[Measured]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringmark.published.claim import Claim, read_csv
-from ringmark.published.measured import Measured, fold_repeats
+from ringmark.published.measured import Measured, cells
 from ringmark.published.tolerance import read_tolerances
 from ringmark.published.verdict import Outcome, Verdict, verdicts
 from ringmark.tables.cellrow import CellRow
@@ -34,7 +34,7 @@ def given(rows: Sequence[CellRow], results: Path) -> VerdictView | None:
     if not (folder / "claims.csv").exists() or not (folder / "tolerances.yaml").exists():
         return None
     claims: list[Claim] = read_csv(folder / "claims.csv")
-    measured = fold_repeats([_measured(row) for row in rows])
+    measured = cells([_measured(row) for row in rows])
     found = verdicts(claims, measured, read_tolerances(folder / "tolerances.yaml"))
     counts = Counter((verdict.kind, verdict.outcome.value) for verdict in found)
     parts = []
