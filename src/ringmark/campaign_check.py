@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ringmark import config as configs
 from ringmark import record
@@ -69,28 +68,22 @@ def together(folder: Path, found: Sequence[tuple[str, Record]]) -> list[Finding]
 
 def _missing(folder: Path, there: set[str]) -> Iterator[Finding]:
     """Worth knowing: how many planned cells have no record."""
-    jobs = sorted((folder / "jobs").glob("*.job.json"))
-    wanted: set[str] = set()
-    for path in jobs or [folder / "campaign.json"]:
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            wanted |= _of_a_job(data) if jobs else _of_a_config(data, path.name)
-        except FileNotFoundError:
-            continue  # records without a plan
-        except (OSError, ValueError, LookupError, TypeError, UserError) as error:
-            yield Finding(str(path.relative_to(folder)), f"is no readable plan of cells: {error}", False)
+    plan = folder / "campaign.json"  # job files of an earlier plan may still lie beside those of this one
+    try:
+        wanted = _planned(json.loads(plan.read_text(encoding="utf-8")), plan.name)
+    except FileNotFoundError:
+        return  # records without a plan
+    except (OSError, ValueError, UserError) as error:
+        yield Finding(plan.name, f"is no readable plan of cells: {error}", False)
+        return
     left = sorted(wanted - there)
     if left:
         sentence = f"{len(left)} of {len(wanted)} planned cells have no record, this is the first"
         yield Finding(left[0], sentence, False)
 
 
-def _of_a_job(data: Any) -> set[str]:
-    return {"records" + str(item["out"]).rpartition("/records")[2] for item in data["items"]}
-
-
-def _of_a_config(data: object, where: str) -> set[str]:
-    """A campaign that came without its jobs, as a committed one does, still has its config."""
+def _planned(data: object, where: str) -> set[str]:
+    """The paths of all records of a config."""
     config = configs.from_data(data, where)
     return {
         record.record_path(cell, repeat).as_posix()
