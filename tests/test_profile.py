@@ -1,4 +1,4 @@
-"""Where the time goes: kinds of work, exposed communication, published tables with their units."""
+"""Where the time goes: kinds of work, exposed communication."""
 
 from __future__ import annotations
 
@@ -12,29 +12,15 @@ import pytest
 import torch
 
 from ringmark import kernels, methods
-from ringmark.bench import kernel_table, problem, profile, timeline
+from ringmark.bench import problem, profile, timeline
 from ringmark.cell import Cell, MeshShape, Shape
 from ringmark.comm.mesh import Mesh
 from ringmark.schema import dump
 from world import run_world
 
-SEEDS = Path(__file__).parents[2] / "shared" / "seeds"
 FLASH = "void flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false>>"
 SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 ADD = "void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>"
-
-# A profiler's table as torch prints it, behind a launcher's prefix, with three units in one column.
-SAMPLE = """\
-w7:      Name    Self CPU %      Self CPU   Self CUDA   Self CUDA %    CUDA total  # of Calls  
-w7: ---------  ------------  ------------  ----------  ------------  ------------  ----------  
-w7: flash_bwd         0.00%       0.000us      1.500s        75.00%        1.500s          31  
-w7: SendRecv of nccl  0.00%       0.000us   400.000ms        20.00%     400.000ms          62  
-w7: elementwise_add   0.00%       0.000us   100000.000us      5.00%     100.000ms         124  
-w7: cudaLaunchKernel 70.50%       15.572s     0.000us         0.00%       0.000us        3870  
-w7: ---------  ------------  ------------  ----------  ------------  ------------  ----------  
-w7: Self CPU time total: 22.088s
-w7: Self CUDA time total: 2.000s
-"""
 
 
 def _event(name: str, start_us: float, end_us: float, cat: str = "kernel", tid: int = 7) -> dict[str, Any]:
@@ -121,38 +107,6 @@ def test_the_top_table_adds_up() -> None:
         (ADD, 2, 1.0, 0.25),
     ]
     assert len(timeline.top(events, count=1)) == 1
-
-
-def test_times_are_read_with_their_units() -> None:
-    for text, ms in {"14.531s": 14531.0, "451.602ms": 451.602, "241.440us": 0.24144, "7ns": 7e-6}.items():
-        assert kernel_table.time_ms(text) == pytest.approx(ms)
-    with pytest.raises(ValueError, match="no time with a unit"):
-        kernel_table.time_ms("14.5")
-    with pytest.raises(ValueError, match="no profiler table"):
-        kernel_table.parse("Benchmark Results")
-
-
-def test_shares_of_a_published_table_are_of_its_total() -> None:
-    table = kernel_table.parse(SAMPLE)
-    assert table.total_ms == 2000.0
-    assert [row.calls for row in table.rows] == [31, 62, 124]
-    assert table.shares() == pytest.approx({"attention": 0.75, "send_recv": 0.2, "merge": 0.05, "other": 0.0})
-
-
-def test_the_published_zigzag_profile_says_other_than_its_own_summary() -> None:
-    logs = sorted(SEEDS.glob("002_*.txt"))
-    if not logs:
-        pytest.skip("the published ZigZagRing profile is not beside this checkout (../shared/seeds/002_*)")
-    text = logs[0].read_text()
-    assert "FlashAttention Kernel: 0.03 %" in text
-    assert "RingComm : 0.00 %" in text
-    table = kernel_table.parse(text)
-    assert table.total_ms == 32686.0
-    for row in table.rows:
-        assert 100 * row.device_ms / table.total_ms == pytest.approx(row.stated_percent, abs=0.006), row.name
-    assert table.share("attention") == pytest.approx(0.635, abs=0.0005)
-    assert table.share("send_recv") == pytest.approx(0.3459, abs=0.0001)
-    assert sum(table.shares().values()) == pytest.approx(1.0, abs=0.001)
 
 
 def _profiled(mesh: Mesh, folder: Path) -> dict[str, Any]:
