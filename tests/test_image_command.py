@@ -116,7 +116,7 @@ def test_a_file_for_the_runtime_is_made_from_the_image(place, builder, runtime, 
         place, "--runtime", runtime, "--tag", "localhost/x:1", programs=[builder, tool]
     )
     assert done.returncode == 0, done.stderr
-    assert written["archive"] == f"build/image.{kind}" == image.read(place / "checkout" / image.RESULT).name
+    assert written["archive"] == f"build/image.{kind}"
     assert (place / "checkout" / written["archive"]).exists()
     assert source in next(words for words in asked if words[0] == tool)
     assert not list((place / "checkout/build").glob("*.oci.tar"))

@@ -47,7 +47,7 @@ class Image:
     @property
     def name(self) -> str:
         """What a launcher gives to the runtime: the file made for it, or the name in the builder's store."""
-        return self.archive or self.reference
+        return str(Path(self.archive).resolve()) if self.archive else self.reference
 
 
 def read(path: Path = RESULT) -> Image:
@@ -55,7 +55,9 @@ def read(path: Path = RESULT) -> Image:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise UserError(f"{path} does not say what image was built: run 'ringmark image'") from None
+        raise UserError(
+            f"{path} does not say what image was built: run 'ringmark image', or name one in the cluster file"
+        ) from None
     return schema.load(Image, data, str(path))
 
 

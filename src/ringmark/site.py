@@ -6,7 +6,6 @@ a world may leave behind, and says when the allocation itself is over, which is 
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -16,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ringmark import image as images
-from ringmark import launch, schema
+from ringmark import launch
 from ringmark.cluster import Cluster
 from ringmark.errors import UserError
 from ringmark.job import Job
@@ -103,14 +102,8 @@ def image_of(cluster: Cluster | None) -> tuple[str | None, str | None]:
         return None, None
     if cluster.image is not None:
         return cluster.image, None
-    try:
-        data = json.loads(images.RESULT.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise UserError(
-            f"runtime {cluster.runtime} needs an image: name one in the cluster file, or run 'ringmark image'"
-        ) from None
-    built = schema.load(images.Image, data, str(images.RESULT))
-    return (str(Path(built.archive).resolve()) if built.archive else built.reference), built.image_id
+    built = images.read()
+    return built.name, built.image_id
 
 
 def free_port() -> int:
