@@ -32,9 +32,7 @@ def scheduler(cluster: Cluster) -> Iterator[Finding]:
     if cluster.scheduler == "none":
         yield "ok", "no scheduler", ""
         return
-    missing = [
-        tool for tool in ("sbatch", "srun", "squeue", "scontrol", "sinfo") if shutil.which(tool) is None
-    ]
+    missing = [tool for tool in SLURM_TOOLS if shutil.which(tool) is None]
     if missing:
         yield "missing", f"Slurm's {', '.join(missing)}", "run this on the login node"
         return

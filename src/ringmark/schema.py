@@ -246,8 +246,6 @@ def _schema_of_dataclass(kind: type, definitions: dict[str, Any]) -> dict[str, A
         hints, required, properties = _hints(kind), [], {}
         for field in _fields(kind):
             properties[field.name] = _schema(hints[field.name], definitions)
-            if "help" in field.metadata:
-                properties[field.name]["description"] = field.metadata["help"]
             if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
                 required.append(field.name)
         definitions[kind.__name__] = {

@@ -53,7 +53,6 @@ class Pool:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.made = 0
         self._free: dict[Signature, list[Parcel]] = {}
 
     def take(self, signature: Signature) -> Parcel:
@@ -63,7 +62,6 @@ class Pool:
             parcel = free.pop()
             parcel.users = 1
             return parcel
-        self.made += 1
         return Parcel(self._make(signature), self.give_back)
 
     def packed(self, tensors: Sequence[torch.Tensor], sends: Callable[[torch.Tensor], bool]) -> Parcel:

@@ -42,7 +42,6 @@ class SlotPool(Pool):
         self._slots: list[Slot] = []
         self._free_numbers: list[int] = []
         self._parcels: dict[tuple[int, Signature, Signature], SlotParcel] = {}
-        self.num_bytes = 0
 
     def take(self, signature: Signature, room: Signature | None = None) -> SlotParcel:
         """A slot for a parcel, chosen by `room`, which must be the same on every rank."""
@@ -60,9 +59,7 @@ class SlotPool(Pool):
         for index, number in enumerate(self._free_numbers):
             if self._slots[number].ours.numel() >= needed:
                 return self._free_numbers.pop(index)
-        self.made += 1
         size = -(-int(needed * HEADROOM) // GRAIN) * GRAIN
-        self.num_bytes += size
         self._slots.append(self._allocate(size))
         return len(self._slots) - 1
 

@@ -31,7 +31,6 @@ class Table:
     header: tuple[str, ...]
     rows: tuple[tuple[Entry, ...], ...]
     notes: tuple[str, ...] = ()
-    caption: str = ""
     last_is_apart: bool = False  # the last row is a reference (the bound): a rule stands above it
 
     def __post_init__(self) -> None:
