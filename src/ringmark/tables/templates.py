@@ -9,7 +9,7 @@ from jinja2 import FileSystemLoader, StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
 from ringmark.errors import UserError
-from ringmark.tables import csvtable, formpage, latex, markdown
+from ringmark.tables import formpage, markdown
 
 # What a template can make Python say: `{{ 1 / 0 }}`, a call of what is no function, a name that is not there.
 _MISTAKES = (TemplateError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError)
@@ -25,15 +25,12 @@ def load(folder: Path) -> SandboxedEnvironment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # Markdown and LaTeX: the filters below escape
+        autoescape=False,  # Markdown: the filters below escape
     )
     environment.filters.update(
         markdown=markdown.table_text,
         markdown_grid=lambda lines, header: "\n".join(markdown.grid_text(header, lines, words=True)),
         prose=markdown.escape,
-        latex=latex.table_text,
-        latex_text=latex.escape,
-        csv=csvtable.table_text,
         rules=formpage.rules_text,
         with_unit=_with_unit,
     )
