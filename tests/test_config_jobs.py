@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ringmark import catalog, cluster, dag, job, yamlfile
+from ringmark import catalog, cli, cluster, dag, job, yamlfile
 from ringmark import config as configs
+from ringmark.commands import run
 from ringmark.errors import UserError
+from ringmark.record import Asked
 
 GRID = {
     "methods": ["ring"],
@@ -143,6 +145,16 @@ def test_mistakes_name_the_key_and_the_nearest_valid_one(change: dict, says: str
     with pytest.raises(UserError) as caught:
         configs.from_data({**SMALL, **change}, "config/mine.yaml")
     assert says in str(caught.value)
+
+
+def test_run_asks_of_one_cell_what_a_config_asks_of_all() -> None:
+    """Unless a word of either says otherwise."""
+    words = ["run", "--method", "ring", "--seqlen", "512"]
+    config = configs.from_data({name: SMALL[name] for name in ("campaign", "mesh", "grids")}, "mine.yaml")
+    parser = cli.build_parser()
+    assert run.asked_of(parser.parse_args(words)) == configs.asked(config, 0) == Asked()
+    exactly = run.asked_of(parser.parse_args([*words, "--iters", "7", "--protocol", "pipelined"]))
+    assert exactly == Asked(protocols=["pipelined"], min_iterations=7, max_iterations=7)
 
 
 def test_no_yaml_is_told(tmp_path: Path) -> None:

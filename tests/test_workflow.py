@@ -23,8 +23,8 @@ from ringmark import checkup, cluster, cost, flops, orphans, record, submit
 from ringmark import config as configs
 from ringmark.bench import timer
 from ringmark.cell import Cell, MeshShape, Shape
-from ringmark.config import Config, Grid, Measure
-from ringmark.record import Asked
+from ringmark.config import Config, Grid
+from ringmark.record import Asked, Measure
 
 ROOT = Path(__file__).parents[1]
 pytest.importorskip("snakemake")

@@ -16,25 +16,11 @@ from ringmark import cluster as clusters
 from ringmark.cell import Cell, MeshShape, Phase, Shape, parse_row
 from ringmark.cluster import Cluster
 from ringmark.errors import UserError, nearest
-from ringmark.record import Asked, Protocol, record_path
+from ringmark.record import Asked, Measure, record_path
 
 BOUND = "single"
 # Folders and pages under results/ and paper_tables/ that are no campaign's.
 TAKEN = ("published", "opt_bwd", "templates", "readme")
-
-
-@dataclass(frozen=True)
-class Measure:
-    """How every cell is measured."""
-
-    protocols: list[Protocol] = field(default_factory=lambda: ["isolated"])
-    warmup: int = 3
-    warmup_s: float = 0.0
-    min_iterations: int = 10
-    max_iterations: int = 100
-    ci_target: float = 0.02
-    time_limit_s: float = 60.0
-    profile: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,7 +79,6 @@ class Config:
         for name in ("cell_limit_s", "start_limit_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: give seconds, more than 0")
-        asked(self, 0)  # what cannot be asked is refused here, in the words of its own law
 
 
 def read(path: Path) -> Config:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ringmark import flops
 from ringmark.cell import Cell
-from ringmark.config import Config, Measure
+from ringmark.config import Config
+from ringmark.record import Measure
 
 # Assumptions of an estimate, never of a result: a world's start, a cell's set-up and check, rates per rank.
 START_S = 15.0

@@ -40,18 +40,16 @@ class Status(str, Enum):
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the config or the command line asked of the measurement, besides the cell itself."""
+class Measure:
+    """How a cell is measured; the defaults of a config and of the command line."""
 
-    repeat: int = 0
-    seed: int = 0
     protocols: list[Protocol] = field(default_factory=lambda: ["isolated"])
     warmup: int = 3
     warmup_s: float = 0.0
-    min_iterations: int = 5
+    min_iterations: int = 10
     max_iterations: int = 100
     ci_target: float = 0.02
-    time_limit_s: float = 600.0
+    time_limit_s: float = 60.0
     profile: bool = False
 
     def __post_init__(self) -> None:
@@ -69,6 +67,14 @@ class Asked:
                 raise ValueError(f"{name} is {getattr(self, name)}: give a number, 0 or more")
         if not self.time_limit_s:
             raise ValueError("time_limit_s is 0: give more, or nothing is timed")
+
+
+@dataclass(frozen=True)
+class Asked(Measure):
+    """What the config or the command line asked of the measurement, besides the cell itself."""
+
+    repeat: int = 0
+    seed: int = 0
 
 
 @dataclass(frozen=True)

@@ -38,14 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--iters", type=count, help="exactly so many timed iterations (else until the interval is narrow)"
     )
-    how.add_argument("--warmup", type=int, default=3, help="untimed iterations, at least 3 (3)")
+    how.add_argument("--warmup", type=int, help=f"untimed iterations, at least 3 ({Asked.warmup})")
     how.add_argument(
-        "--warmup-s", type=duration, default=0.0, metavar="SECONDS", help="untimed for at least so long (0)"
+        "--warmup-s",
+        type=duration,
+        metavar="SECONDS",
+        help=f"untimed for at least so long ({Asked.warmup_s:g})",
     )
     how.add_argument(
         "--protocol", action="append", choices=("isolated", "pipelined"), help="isolated; repeatable"
     )
-    how.add_argument("--seed", type=int, default=0, help="of the inputs (0)")
+    how.add_argument("--seed", type=int, help=f"of the inputs ({Asked.seed})")
     how.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs where there are any"
     )
@@ -74,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         bound, where = None, None
         keep(args, found, bound)
     else:
-        warn_if_slow(cell, gpus)
+        warn_if_slow(cell, asked, gpus)
         with tempfile.TemporaryDirectory(prefix="ringmark-") as folder:
             found, bound = measure(args, cell, asked, bool(gpus), Path(folder))
             keep(args, found, bound)
@@ -128,25 +131,26 @@ def cell_of(args: argparse.Namespace, gpus: int) -> Cell:
         raise UserError(str(error)) from None
 
 
-def warn_if_slow(cell: Cell, gpus: int) -> None:
+def warn_if_slow(cell: Cell, asked: Asked, gpus: int) -> None:
     rate = cost.ASSUMED_TFLOPS["cuda" if gpus else "cpu"]
-    seconds = cost.cell_seconds(cell, configs.Measure(), rate)
+    seconds = cost.cell_seconds(cell, asked, rate)
     if seconds > SLOW_S:
         print(f"this may take about {seconds / 60:.0f} min at {rate:g} TFLOP/s per rank; Ctrl-C ends it")
 
 
 def asked_of(args: argparse.Namespace) -> Asked:
-    """What the arguments ask of the measurement."""
+    """What the arguments ask of the measurement; what they leave out is as in a config."""
+    said = {
+        "seed": args.seed,
+        "protocols": args.protocol,
+        "warmup": args.warmup,
+        "warmup_s": args.warmup_s,
+        "min_iterations": args.iters,
+        "max_iterations": args.iters,
+        "profile": args.profile,
+    }
     try:
-        return Asked(
-            seed=args.seed,
-            protocols=args.protocol or ["isolated"],
-            warmup=args.warmup,
-            warmup_s=args.warmup_s,
-            min_iterations=args.iters or 10,
-            max_iterations=args.iters or 100,
-            profile=args.profile,
-        )
+        return Asked(**{name: value for name, value in said.items() if value is not None})
     except ValueError as error:
         raise UserError(str(error)) from None
 
