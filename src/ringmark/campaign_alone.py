@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 
 from ringmark import catalog, flags, flops, stats, tolerance
-from ringmark.campaign_together import BOUND, dicts
-from ringmark.cell import DTYPE_BYTES, Cell
+from ringmark.campaign_together import dicts
+from ringmark.cell import BOUND, DTYPE_BYTES, Cell
 from ringmark.record import Check, Record, Series, Status, TensorError
 
 _SAME = 1e-9  # a number made again from the same samples by the same formula

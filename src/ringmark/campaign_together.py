@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from ringmark import flops, stats
+from ringmark.cell import BOUND
 from ringmark.record import Record, Status
 
-BOUND = "single"
 NO_BOUND = "its bound (method single, same kernel) is not measured"
 _FASTER_THAN_BOUND = 1.05
 Named = Sequence[tuple[str, Record]]  # a record's path under its campaign's folder, and the record

@@ -21,6 +21,7 @@ OptionValue = bool | int | str
 
 PHASES: tuple[Phase, ...] = ("fwd", "fwd_bwd")
 DTYPES: tuple[Dtype, ...] = ("fp32", "bf16", "fp16", "fp64")
+BOUND = "single"  # the method that every other is held against: the kernel alone, on the same work per GPU
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 _WORD = re.compile(r"[a-z0-9][a-z0-9_]*\Z")
 _OPTION_TEXT = re.compile(r"[A-Za-z0-9_.-]+\Z")

@@ -13,12 +13,11 @@ from pathlib import Path
 
 from ringmark import catalog, fabric, job, schema, yamlfile
 from ringmark import cluster as clusters
-from ringmark.cell import Cell, MeshShape, Phase, Shape, parse_row
+from ringmark.cell import BOUND, Cell, MeshShape, Phase, Shape, parse_row
 from ringmark.cluster import Cluster
 from ringmark.errors import UserError, nearest
 from ringmark.record import Asked, Measure, record_path
 
-BOUND = "single"
 # Folders and pages under results/ and paper_tables/ that are no campaign's.
 TAKEN = ("published", "opt_bwd", "templates", "readme")
 

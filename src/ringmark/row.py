@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ringmark.cell import BOUND
 from ringmark.record import Record, Status
 from ringmark.shares import PARTS, shares
 
@@ -59,7 +60,7 @@ def profile_lines(profile: Mapping[str, Any]) -> list[str]:
 
 def fraction_of_bound(found: Record, bound: Record | None) -> str:
     """The bound's median over the cell's, or the word that says why there is none."""
-    if found.cell.method == "single":
+    if found.cell.method == BOUND:
         return "the bound"
     if bound is None:
         return "unmeasured"

@@ -8,10 +8,9 @@ import tempfile
 from pathlib import Path
 
 from ringmark import catalog, cost, fabric, host, record, supervise
-from ringmark import config as configs
 from ringmark import job as jobs
 from ringmark.arguments import count, duration, positive
-from ringmark.cell import DTYPES, PHASES, Cell, Dtype, MeshShape, Shape, parse_option, parse_row
+from ringmark.cell import BOUND, DTYPES, PHASES, Cell, Dtype, MeshShape, Shape, parse_option, parse_row
 from ringmark.errors import UserError, nearest
 from ringmark.record import Asked, Failure, Record, Status
 from ringmark.row import headline_row, profile_lines
@@ -160,10 +159,8 @@ def measure(
 ) -> tuple[Record, Record | None]:
     """The cell's record and its bound's, measured in one world."""
     wanted = [cell]
-    if not args.no_bound and cell.method != configs.BOUND:
-        wanted.insert(
-            0, Cell(configs.BOUND, cell.seqlen_global, cell.shape, cell.phase, cell.mesh, cell.kernel)
-        )
+    if not args.no_bound and cell.method != BOUND:
+        wanted.insert(0, Cell(BOUND, cell.seqlen_global, cell.shape, cell.phase, cell.mesh, cell.kernel))
     items = [jobs.Item(one, asked, str(folder / record.record_path(one, 0))) for one in wanted]
     job = jobs.Job(
         id="run",

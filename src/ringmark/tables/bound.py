@@ -11,9 +11,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
 
+from ringmark.cell import BOUND
 from ringmark.tables.cellrow import CellRow
-
-BOUND_METHOD = "single"
 
 
 def _problem(row: CellRow) -> tuple[object, ...]:
@@ -33,7 +32,7 @@ def join_bounds(rows: Sequence[CellRow]) -> None:
     # By where it was measured, then by row: the median of its repeats.
     alone: dict[tuple[object, ...], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        if row.method == BOUND_METHOD and row.median_ms is not None:
+        if row.method == BOUND and row.median_ms is not None:
             for where in (_in_run(row), _in_program(row)):
                 alone[where][row.row].append(row.median_ms)
     for row in rows:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ringmark import catalog
-from ringmark.tables.bound import BOUND_METHOD
+from ringmark.cell import BOUND
 from ringmark.tables.cellrow import CellRow
 from ringmark.tables.point import CLEAR_LEAD, WRONG, Point, backward, point
 
@@ -31,7 +31,7 @@ class Line:
 
     @property
     def is_bound(self) -> bool:
-        return self.method == BOUND_METHOD
+        return self.method == BOUND
 
     @property
     def is_ours(self) -> bool:
