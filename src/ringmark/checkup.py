@@ -9,14 +9,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ringmark import fabric
+from ringmark import fabric, image
 from ringmark.cluster import Cluster
 from ringmark.errors import UserError
 
 Finding = tuple[str, str, str]  # "ok" | "note" | "missing", what, what to do
 SLURM_TOOLS = ("sbatch", "srun", "squeue", "scontrol", "sinfo")
 NODE_TOOL = {"docker": "docker", "podman": "podman", "apptainer": "apptainer", "enroot": "enroot"}
-ARCHIVE = {"apptainer": ".sif", "enroot": ".sqsh", "pyxis": ".sqsh"}
 SHARED = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "fuse", "9p", "virtiofs", "orangefs")
 
 
@@ -107,12 +106,13 @@ def runtime(cluster: Cluster) -> Iterator[Finding]:
         yield "note", f"runtime {cluster.runtime}", advice
     if cluster.runtime == "bare":
         return
+    suffix = image.ARCHIVES[cluster.runtime]
     if cluster.image is None:
         yield "note", "no image is named", "the workflow builds it here with docker, podman or buildah"
-    elif cluster.image.endswith((".sif", ".sqsh")) and not Path(cluster.image).exists():
+    elif cluster.image.endswith((image.SIF, image.SQSH)) and not Path(cluster.image).exists():
         yield "missing", f"image {cluster.image}", "make it with 'ringmark image', or correct its path"
-    elif cluster.runtime in ARCHIVE and not cluster.image.endswith(ARCHIVE[cluster.runtime]):
-        yield "note", f"image {cluster.image}", f"a {ARCHIVE[cluster.runtime]} starts faster on many nodes"
+    elif suffix and not cluster.image.endswith(suffix):
+        yield "note", f"image {cluster.image}", f"a {suffix} starts faster on many nodes"
 
 
 def checkout(cluster: Cluster) -> Iterator[Finding]:

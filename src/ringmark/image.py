@@ -20,13 +20,8 @@ BASE_ARGUMENT: dict[Target, str] = {"runtime": "BASE_IMAGE", "cpu": "CPU_BASE_IM
 PINS = Path("envs/image.digest")
 RESULT = Path("build/image.json")
 # What a cluster's runtime runs: the builder's own store, or a file of this kind.
-ARCHIVES: dict[str, str | None] = {
-    "docker": None,
-    "podman": None,
-    "apptainer": "sif",
-    "enroot": "sqsh",
-    "pyxis": "sqsh",
-}
+SIF, SQSH = ".sif", ".sqsh"
+ARCHIVES = {"docker": None, "podman": None, "apptainer": SIF, "enroot": SQSH, "pyxis": SQSH}
 
 
 @dataclass(frozen=True)
@@ -204,9 +199,7 @@ def convert_argvs(
     builder: Builder, tag: str, archive: Path, which: Callable[[str], str | None]
 ) -> list[list[str]]:
     """Commands that turn the built image into a .sif (apptainer) or a .sqsh (enroot)."""
-    tool = {".sif": "apptainer", ".sqsh": "enroot"}.get(archive.suffix)
-    if tool is None:
-        raise UserError(f"{archive} is neither a .sif nor a .sqsh: choose one of these names")
+    tool = "apptainer" if archive.suffix == SIF else "enroot"
     if which(tool) is None:
         raise UserError(f"{tool} is not here to make {archive}: run this where it is, or use another runtime")
     if tool == "enroot":

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("there is no Dockerfile here: run 'ringmark image' at the root of a checkout")
     builder = image.choose_builder(args.builder, _usable)
     suffix = image.ARCHIVES[args.runtime] if args.runtime else None
-    archive = args.out.with_suffix(f".{suffix}") if suffix else None
+    archive = args.out.with_suffix(suffix) if suffix else None
     tag = args.tag or f"localhost/ringmark:{__version__}-{args.target}"
     converts = image.convert_argvs(builder, tag, archive, shutil.which) if archive else []
     run_command = _print if args.dry_run else _run
