@@ -128,12 +128,12 @@ class Timing:
 
     @property
     def headline(self) -> Series:
-        return headline(self.series)
+        return self.series[headline(self.series)]
 
 
-def headline(series: Mapping[Protocol, Series]) -> Series:
-    """The series that a cell's one time is taken from."""
-    return series["isolated"] if "isolated" in series else next(iter(series.values()))
+def headline(series: Mapping[Protocol, Series]) -> Protocol:
+    """The protocol that a cell's one time is taken from."""
+    return "isolated" if "isolated" in series else next(iter(series))
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,7 @@ def time_cell(
     series: dict[Any, Series] = {name: timer.measure(body, mesh, name, asked) for name in asked.protocols}
     intra, inter = (int(max(counts)) for counts in zip(*gather.rows(mesh, sent), strict=True))
     total = flops.cell_flops(cell)
-    rate = flops.tflops_per_gpu(total, headline(series).summary.median, cell.world_size)
+    rate = flops.tflops_per_gpu(total, series[headline(series)].summary.median, cell.world_size)
     timing = Timing(first_call_ms=first, floor_ms=timer.floor_ms(mesh), series=series, tflops_per_gpu=rate)
     return timing, (intra, inter)
 

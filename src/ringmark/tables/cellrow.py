@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringmark.cell import Cell
-from ringmark.record import Memory, Ran, Record, Timing
+from ringmark.record import Memory, Ran, Record, Timing, headline
 
 
 @dataclass
@@ -200,7 +200,7 @@ def _what_ran(ran: Ran) -> dict[str, Any]:
 
 
 def _times(timing: Timing) -> dict[str, Any]:
-    protocol = "isolated" if "isolated" in timing.series else "pipelined"
+    protocol = headline(timing.series)
     series, summary = timing.headline, timing.headline.summary
     figures: dict[str, Any] = {
         "protocol": protocol,
