@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ringmark.cell import Cell
+from ringmark.cell import Cell, Dtype, Mask, MeshShape, Shape
 from ringmark.record import Memory, Ran, Record, Timing, headline
 
 
@@ -27,8 +27,8 @@ class CellRow:
     num_heads_q: int
     num_heads_kv: int
     head_dim: int
-    dtype: str
-    mask: str
+    dtype: Dtype
+    mask: Mask
     phase: str
     nodes: int
     gpus: int
@@ -92,12 +92,12 @@ class CellRow:
 
     @property
     def shape(self) -> str:
-        heads = f"hq{self.num_heads_q}-hkv{self.num_heads_kv}"
-        return f"b{self.batch}-{heads}-d{self.head_dim}-{self.dtype}-{self.mask}"
+        heads = (self.num_heads_q, self.num_heads_kv)
+        return str(Shape(self.batch, *heads, self.head_dim, self.dtype, self.mask))
 
     @property
     def mesh(self) -> str:
-        return f"{self.nodes}x{self.gpus}"
+        return str(MeshShape(self.nodes, self.gpus))
 
     @property
     def passed(self) -> bool:
