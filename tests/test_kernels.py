@@ -196,7 +196,7 @@ def test_flash2_hides_every_release(installed, name, causal):
             run(flash2.KERNEL, problem, with_out=False)
 
 
-@pytest.mark.parametrize("version", ["2.3.6", "1.0.9", "2.10.0", "3.0.0b1"])
+@pytest.mark.parametrize("version", ["2.3.6", "1.0.9", "2.10.0", "3.0.0b1", "main"])
 def test_flash2_refuses_releases_that_it_does_not_know(installed, version):
     """2.10 is later than 2.8: versions are compared as numbers, not as text."""
     installed("2.8.3")

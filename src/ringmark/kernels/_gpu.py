@@ -38,8 +38,6 @@ def misfit(shape: Shape, device: torch.device, head_dim_max: int) -> str | None:
 
 @functools.cache
 def release(version: str) -> tuple[int, ...]:
-    """The numbers of a version, to be compared as numbers: '2.10.0.post1' -> (2, 10, 0)."""
+    """The numbers of a version, to be compared as numbers: '2.10.0.post1' -> (2, 10, 0), 'unknown' -> ()."""
     found = re.match(r"\d+(\.\d+)*", version)
-    if not found:
-        raise ValueError(f"{version!r} is no version")
-    return tuple(int(part) for part in found[0].split("."))
+    return tuple(int(part) for part in found[0].split(".")) if found else ()

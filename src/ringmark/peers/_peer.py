@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import re
 import sys
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -140,12 +139,6 @@ def version_of(distribution: str, module: str) -> str:
         loaded = sys.modules.get(module)
         unknown = "of unknown version" if installed(module) else "not installed"
         return str(getattr(loaded, "__version__", unknown))
-
-
-def release(version: str) -> tuple[int, ...]:
-    """'2.7.4.post1' -> (2, 7, 4): versions compare as numbers, never as strings."""
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
 def heads_misfit(cell: Cell, degree: int, option: str) -> str | None:

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 import torch
 
 from ringmark.comm.mesh import Mesh
+from ringmark.kernels._gpu import release
 from ringmark.kernels.base import Kernel
-from ringmark.peers._peer import Peer, release, version_of
+from ringmark.peers._peer import Peer, version_of
 
 _FUNCTIONS = {"zigzag": "burst_attn_func", "striped": "burst_attn_func_striped"}
 

@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 import torch
 
 from ringmark.comm.mesh import Mesh
+from ringmark.kernels._gpu import release
 from ringmark.kernels.base import Kernel
-from ringmark.peers._peer import Peer, release, version_of
+from ringmark.peers._peer import Peer, version_of
 
 _FILE = "internlm.model.ops.ring_flash_attn.zigzag_ring_flash_attn_with_sliding_window"
 _FUNCTION = "zigzag_ring_flash_attn_qkvsplited_func_with_sliding_window"
