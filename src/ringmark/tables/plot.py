@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from ringmark.shares import PARTS
+from ringmark.tables import scaling
+from ringmark.tables.canvas import draw_line, empty, fixed_settings, short
 from ringmark.tables.group import PHASE_TITLES, Group, Line
 from ringmark.tables.page import group_title
 from ringmark.tables.point import Point, Span
 from ringmark.tables.profiles import part_shares
-from ringmark.tables.style import BOUND_COLOUR, COLOURS, HATCHES, Look, looks, settings
+from ringmark.tables.style import BOUND_COLOUR, COLOURS, HATCHES, Look, looks
 
 FORMATS = ("svg", "pdf", "png")
 Value = Callable[[Point], "Span | None"]
@@ -44,7 +42,7 @@ def pictures(found: Sequence[Group]) -> Iterator[tuple[str, Figure]]:
             figure = time_figure(group, phase)
             if figure is not None:
                 yield f"{group.slug}-{phase.replace('_', '-')}-where-time-goes", figure
-    yield from _scaling(closed)
+    yield from scaling.pictures(closed)
 
 
 def save(figure: Figure, kind: str) -> bytes:
@@ -55,13 +53,9 @@ def save(figure: Figure, kind: str) -> bytes:
         "pdf": {"CreationDate": None, "Creator": "ringmark", "Producer": "ringmark"},
         "png": {"Software": "ringmark"},
     }
-    with _settings():
+    with fixed_settings():
         figure.savefig(out, format=kind, metadata=by_kind[kind])
     return out.getvalue()
-
-
-def _settings() -> AbstractContextManager[None]:
-    return matplotlib.rc_context(settings())  # type: ignore[arg-type]
 
 
 def rate_figure(group: Group, phase: str) -> Figure:
@@ -81,30 +75,24 @@ def memory_figure(group: Group, phase: str) -> Figure:
     return _by_length(group, phase, title, value, log_y=True)
 
 
-def _figure(title: str, caption: str, strip_rows: int = 0) -> tuple[Figure, Axes, Axes | None]:
-    """A figure with its title and caption; below the axes a strip for what did not pass, if anything."""
-    strip = 0.22 * strip_rows + (0.15 if strip_rows else 0)
-    figure = Figure(figsize=(8.4, 4.1 + strip), layout="constrained")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
-    figure.supxlabel(caption, x=0.01, ha="left", fontsize=7, color="#555555")
-    if not strip_rows:
-        return figure, figure.add_subplot(), None
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3.6, strip])
-    return figure, upper, lower
-
-
 def _by_length(group: Group, phase: str, title: str, value: Value, log_y: bool = False) -> Figure:
     failed = _failed(group, phase, value)
     styles = looks([line.row for line in group.lines if not line.is_bound])
-    with _settings():
-        figure, axes, strip = _figure(title, group_title(group), len(failed))
+    with fixed_settings():
+        figure, axes, strip = empty(title, group_title(group), len(failed))
         axes.set_xscale("log", base=2)
         if log_y:
             axes.set_yscale("log", base=2)
             axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 3, 5, 7)))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
         for line in group.lines:
-            _draw_line(axes, line, phase, value, styles.get(line.row))
+            spans = [
+                (seqlen, span)
+                for (there, seqlen), p in sorted(line.points.items(), key=lambda item: item[0][1])
+                if there == phase and (span := value(p)) is not None
+            ]
+            if spans:
+                draw_line(axes, spans, line.label, styles.get(line.row))
         if not log_y:
             axes.set_ylim(bottom=0)
         if strip is not None:
@@ -146,46 +134,12 @@ def _draw_strip(axes: Axes, failed: _Failed, styles: dict[str, Look]) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def _draw_line(axes: Axes, line: Line, phase: str, value: Value, look: Look | None) -> None:
-    spans = [
-        (seqlen, span)
-        for (there, seqlen), p in sorted(line.points.items(), key=lambda item: item[0][1])
-        if there == phase and (span := value(p)) is not None
-    ]
-    xs, ys = [seqlen for seqlen, _ in spans], [span.value for _, span in spans]
-    errors = [[span.value - span.low for _, span in spans], [span.high - span.value for _, span in spans]]
-    if not spans:
-        return
-    if look is None:  # the bound: a thick pale line behind the others
-        axes.plot(xs, ys, color=BOUND_COLOUR, linewidth=5, alpha=0.18, label=line.label, zorder=1)
-        return
-    axes.errorbar(
-        xs,
-        ys,
-        yerr=errors,
-        color=look.colour,
-        marker=look.marker,
-        linestyle=look.dashes,
-        capsize=2.5,
-        elinewidth=0.9,
-        label=line.label,
-        zorder=3,
-    )
-
-
 def _length_axis(axes: Axes, lengths: Sequence[int]) -> None:
-    axes.set_xticks(list(lengths), [_short(seqlen) for seqlen in lengths])
+    axes.set_xticks(list(lengths), [short(seqlen) for seqlen in lengths])
     axes.minorticks_off()
     axes.set_xlabel("seqlen_global (tokens)")
     if lengths:
         axes.set_xlim(min(lengths) / 1.25, max(lengths) * 1.45)
-
-
-def _short(seqlen: int) -> str:
-    for size, unit in ((2**20, "M"), (2**10, "k")):
-        if seqlen >= size and seqlen % size == 0:
-            return f"{seqlen // size}{unit}"
-    return str(seqlen)
 
 
 def time_figure(group: Group, phase: str) -> Figure | None:
@@ -200,9 +154,9 @@ def time_figure(group: Group, phase: str) -> Figure | None:
         return None
     longest = max(seqlen for seqlen, _, _ in profiled)
     bars = [(line.label, shares) for seqlen, line, shares in profiled if seqlen == longest]
-    with _settings():
-        title = f"{PHASE_TITLES[phase]} at {_short(longest)}: where the time goes"
-        figure, axes, _ = _figure(title, group_title(group))
+    with fixed_settings():
+        title = f"{PHASE_TITLES[phase]} at {short(longest)}: where the time goes"
+        figure, axes, _ = empty(title, group_title(group))
         left = [0.0] * len(bars)
         for i, (name, title) in enumerate(PARTS.items()):
             widths = [shares.get(name, 0.0) for _, shares in bars]
@@ -225,73 +179,3 @@ def time_figure(group: Group, phase: str) -> Figure | None:
         axes.grid(axis="x", visible=True)
         axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=len(PARTS), fontsize=7.5)
         return figure
-
-
-def _scaling(closed: Sequence[Group]) -> Iterator[tuple[str, Figure]]:
-    """TFLOP/s per GPU against the number of ranks, where one problem ran on more than one mesh."""
-    problems: dict[tuple[str, str], list[Group]] = {}
-    for group in closed:
-        problems.setdefault((group.shape, group.kernel), []).append(group)
-    for (shape, kernel), members in sorted(problems.items()):
-        if len({group.sample.world_size for group in members}) > 1:
-            for phase in ("fwd", "fwd_bwd"):
-                stem = f"{shape}-{kernel}-{phase}-scaling".replace("_", "-")
-                figure = scaling_figure(members, phase)
-                if figure is not None:
-                    yield stem, figure
-
-
-def scaling_figure(members: Sequence[Group], phase: str) -> Figure | None:
-    """One problem on several meshes, at the longest length that all of them have."""
-    lengths = [{s for line in g.lines for there, s in line.points if there == phase} for g in members]
-    common = set.intersection(*lengths)
-    if not common:
-        return None
-    seqlen = max(common)
-    rows = sorted({line.row for group in members for line in group.lines})
-    bounds = {line.row for group in members for line in group.lines if line.is_bound}
-    styles = looks([row for row in rows if row not in bounds])
-    with _settings():
-        meshes = ", ".join(group.mesh for group in members)
-        caption = f"{members[0].shape}; kernel {members[0].kernel}; meshes {meshes}"
-        title = f"{PHASE_TITLES[phase]} at {_short(seqlen)}: TFLOP/s per GPU by the number of ranks"
-        figure, axes, _ = _figure(title, caption)
-        worlds = sorted({group.sample.world_size for group in members})
-        drawn = False
-        for row in rows:
-            spans = [
-                (group.sample.world_size, line.label, span)
-                for group in members
-                for line in group.lines
-                if line.row == row and (p := line.points.get((phase, seqlen))) and (span := p.rate)
-            ]
-            if spans:
-                _draw_scaling(axes, spans, styles.get(row))
-                drawn = True
-        if not drawn:
-            return None
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(worlds, [str(world) for world in worlds])
-        axes.minorticks_off()
-        axes.set_xlabel("ranks")
-        axes.set_ylim(bottom=0)
-        figure.legend(loc="outside right upper")
-        return figure
-
-
-def _draw_scaling(axes: Axes, spans: Sequence[tuple[int, str, Span]], look: Look | None) -> None:
-    ordered = sorted(spans, key=lambda item: item[0])
-    if look is None:  # the bound, as in every plot
-        worlds, rates = [world for world, _, _ in ordered], [span.value for _, _, span in ordered]
-        axes.plot(worlds, rates, color=BOUND_COLOUR, linewidth=5, alpha=0.18, label=ordered[0][1], zorder=1)
-        return
-    axes.errorbar(
-        [world for world, _, _ in ordered],
-        [span.value for _, _, span in ordered],
-        yerr=[[s.value - s.low for _, _, s in ordered], [s.high - s.value for _, _, s in ordered]],
-        color=look.colour,
-        marker=look.marker,
-        linestyle=look.dashes,
-        capsize=2.5,
-        label=ordered[0][1],
-    )
