@@ -1,6 +1,6 @@
 """The config of a campaign: YAML -> cells -> jobs. The only reader of config files.
 
-Everything that a campaign is, is here as a dataclass, so that the file's schema (`ringmark schema config`),
+Everything that a campaign is, is a dataclass, so that the file's schema (`ringmark schema config`),
 its errors and config/README.md speak of the same keys.
 """
 
