@@ -170,7 +170,9 @@ def _checked_twice(cell: Cell, times_the_kernel: float) -> record.Check:
         if cell.phase == "fwd_bwd":
             allowed = tolerance.balance_allowed(*(first.errors[side].allowed for side in sides))
             balance[name] = record.Balance(0.3 * allowed, allowed)
-    return dataclasses.replace(first, again=dataclasses.replace(first, balance=balance))
+    alike = tolerance.uniform_allowed(cell.shape.dtype)
+    uniform = record.Uniform(0.3 * alike, alike, 0)
+    return dataclasses.replace(first, again=dataclasses.replace(first, balance=balance, uniform=uniform))
 
 
 def _measured(cell: Cell, rng: random.Random, iterations: int, median_ms: float | None) -> dict[str, Any]:

@@ -134,6 +134,22 @@ LIES: dict[str, tuple[Change, str]] = {
         put("check", "again", "balance", "dout.out - dv.v", "gap", to=0.5),
         "above what is allowed",
     ),
+    "more allowed where keys weigh alike": (
+        put("check", "again", "uniform", "allowed", to=1.0),
+        "again: uniform: allowed is 1, the dtype gives",
+    ),
+    "a row that is off where keys weigh alike": (
+        put("check", "again", "uniform", "error", to=0.5),
+        "above what is allowed",
+    ),
+    "less than no error where keys weigh alike": (
+        put("check", "again", "uniform", "error", to=-1e-7),
+        "uniform: error is -1e-07: it is not negative",
+    ),
+    "a rank that is not there": (
+        put("check", "again", "uniform", "worst_rank", to=99),
+        "uniform: worst rank 99 is not in a world",
+    ),
     "another number of iterations": (put("asked", "min_iterations", to=6), "what was asked is"),
     "a peer's work as ours": (put("ran", "implementation", to="someone 1.0"), "is ringmark's own, and"),
     "a profile that was not asked for": (

@@ -198,11 +198,20 @@ def test_a_copy_of_a_record_is_a_duplicate(campaign: Path) -> None:
     assert any("a second record of cell" in problem for problem in problems)
 
 
-def test_a_record_that_was_checked_once_is_told(campaign: Path) -> None:
-    edit(campaign, RING_BOTH, put("check", "again", to=None))
+@pytest.mark.parametrize(
+    ("lacks", "told"),
+    [
+        (("again",), "before their timing and not after it"),
+        (("again", "uniform"), "without a look at every row where all keys weigh alike"),
+    ],
+)
+def test_a_record_that_was_checked_in_fewer_ways_is_told(
+    lacks: tuple[str, ...], told: str, campaign: Path
+) -> None:
+    edit(campaign, RING_BOTH, put("check", *lacks, to=None))
     (note,) = campaign_check.check(campaign).findings
     assert not note.is_problem
-    assert "1 records were checked before their timing and not after it" in str(note)
+    assert f"1 records were checked {told}" in str(note)
 
 
 def test_one_commit_of_two_trees_is_a_name_that_is_not_true(campaign: Path) -> None:

@@ -5,6 +5,7 @@ Every method here is right when it is checked first, at a length where a few row
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -121,6 +122,49 @@ class _TurnsItsQueries(BURST):  # type: ignore[valid-type, misc]
         return grads
 
 
+class _TakesAnotherScale(BURST):  # type: ignore[valid-type, misc]
+    def setup(self, mesh: Mesh, kernel: Any, **asked: Any) -> None:
+        super().setup(mesh, kernel, **{**asked, "scale": 1e-9})
+
+
+class _RestsWhileItIsTimed(BURST):  # type: ignore[valid-type, misc]
+    """Python's garbage collector is off then."""
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return super().forward(*tensors) * float(gc.isenabled())
+
+
+class _MissesKeysInAFewRows(BURST):  # type: ignore[valid-type, misc]
+    """Eight rows that no sample has see the keys of their own rank alone."""
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> Any:
+        out, lse = super().attend(q, k, v, scale)
+        sampled = {
+            row for draw in ("0", "0.1") for row in check._sample(q.shape[1], self.mesh, draw).tolist()
+        }
+        lost = [row for row in range(q.shape[1] // 2 + 1, q.shape[1]) if row not in sampled][:8]
+        if self.mesh.rank == 1:
+            for row in lost:
+                keys = slice(0, row + 1)
+                part = self.kernel.forward(q[:, row : row + 1], k[:, keys], v[:, keys], scale, False)[0]
+                out[:, row : row + 1] = part
+        return out, lse
+
+
+class _GivesTwice(BURST):  # type: ignore[valid-type, misc]
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return torch.cat([super().forward(*tensors)] * 2, 1)
+
+
+class _GivesWide(BURST):  # type: ignore[valid-type, misc]
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return super().forward(*tensors).double()
+
+
+class _IsTheBoundInDisguise(methods.load("single")):  # type: ignore[valid-type, misc]
+    """A method that resembles the bound has everybody's problem all the same."""
+
+
 FAULTS: dict[str, Callable[[], type[Method]]] = {
     "zeros from the second call": lambda: _ZerosFromTheSecondCall,
     "keeps its first answer": lambda: _KeepsItsAnswer,
@@ -134,6 +178,11 @@ FAULTS: dict[str, Callable[[], type[Method]]] = {
     "has a nan in dv": lambda: _dense(_put(2, float("nan"))),
     "halves its dout": lambda: _HalvesItsGradient,
     "turns its queries": lambda: _TurnsItsQueries,
+    "takes another scale": lambda: _TakesAnotherScale,
+    "rests while it is timed": lambda: _RestsWhileItIsTimed,
+    "is the bound in disguise": lambda: _IsTheBoundInDisguise,
+    "gives twice": lambda: _GivesTwice,
+    "gives wide": lambda: _GivesWide,
 }
 REFERENCE = type(kernels.load("reference"))
 
@@ -197,8 +246,10 @@ def _all_of_it(mesh: Mesh, folder: Path) -> dict[str, Any]:
         with mock.patch.object(methods, "load", lambda _, fault=fault: fault()):
             try:
                 found[name] = _measured(HEALTHY[0], mesh, folder)
-            except check.InputsChangedError as error:
+            except (check.InputsChangedError, check.NoAnswerError) as error:
                 found[name] = str(error)
+    with mock.patch.object(methods, "load", return_value=_MissesKeysInAFewRows):
+        found["misses keys"] = _measured(replace(HEALTHY[0], phase="fwd"), mesh, folder)
     for name, kernel in BROKEN.items():
         with mock.patch.object(kernels, "select", lambda *_, kernel=kernel: kernel()):
             found[name] = _measured(HEALTHY[0], mesh, folder)
@@ -223,6 +274,8 @@ def test_a_healthy_cell_is_checked_before_and_after(cell: Cell, found: dict[str,
     assert set(again.balance) == ({"dout.out - dv.v", "dq.q - dk.k"} if cell.phase == "fwd_bwd" else set())
     assert again.errors["out"].relative_error != one.check.errors["out"].relative_error, "other numbers"
     assert all(sums.gap < 0.6 * sums.allowed for sums in again.balance.values()), again.balance
+    assert again.uniform.error < 0.5 * again.uniform.allowed
+    assert one.check.uniform is None
 
 
 def test_a_short_sequence_of_16_bits_raises_no_alarm(found: dict[str, Any]) -> None:
@@ -242,6 +295,8 @@ def test_a_short_sequence_of_16_bits_raises_no_alarm(found: dict[str, Any]) -> N
         ("halves dq and dk", "dq is off by"),
         ("has an inf in dk", "1 of its elements are no numbers"),
         ("has a nan in dv", "1 of its elements are no numbers"),
+        ("rests while it is timed", "out is off by"),
+        ("misses keys", "where all keys weigh alike a row of out is off by"),
     ],
 )
 def test_a_method_that_is_right_only_when_it_is_looked_at_is_wrong(
@@ -253,6 +308,22 @@ def test_a_method_that_is_right_only_when_it_is_looked_at_is_wrong(
     assert one.failure.stage == "check again"
     assert betrayed in one.failure.reason
     assert all(error.ok for error in one.check.errors.values())
+
+
+@pytest.mark.parametrize("fault", ["takes another scale", "is the bound in disguise"])
+def test_the_cell_says_what_is_solved_and_not_the_method(fault: str, found: dict[str, Any]) -> None:
+    assert found[fault].status is Status.WRONG
+    assert found[fault].failure.stage == "check"
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [("gives twice", "of shape (1, 2048, 2, 16)"), ("gives wide", "in torch.float64: its q")],
+)
+def test_an_output_has_the_shape_and_dtype_of_its_queries(
+    fault: str, told: str, found: dict[str, Any]
+) -> None:
+    assert told in found[fault]
 
 
 @pytest.mark.parametrize(("fault", "named"), [("halves its dout", "dout"), ("turns its queries", "q")])

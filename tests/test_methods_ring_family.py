@@ -12,7 +12,7 @@ import exact
 from exact import Problem
 from ringmark import geometry, kernels, methods
 from ringmark import layout as layouts
-from ringmark.cell import Cell, MeshShape, OptionValue, Shape
+from ringmark.cell import BOUND, Cell, MeshShape, OptionValue, Shape
 from ringmark.comm.mesh import Group, Mesh
 from ringmark.errors import UserError
 from ringmark.methods import burst, ring
@@ -63,7 +63,7 @@ def problems() -> dict[str, Problem]:
 def rows(world_size: int) -> list[tuple[str, Options]]:
     found = []
     for name in methods.names():
-        if methods.load(name).private_problem and world_size > 1:
+        if name == BOUND and world_size > 1:
             continue
         found += [(name, options) for options in VARIANTS.get(name, [{}])]
     return found

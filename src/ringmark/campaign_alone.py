@@ -90,7 +90,8 @@ def answer(one: Record) -> Iterator[str]:
         return
     yield from _checked(one, one.check)
     if one.check.again is not None:
-        for sentence in (*_checked(one, one.check.again), *_balanced(one, one.check.again)):
+        again = one.check.again
+        for sentence in (*_checked(one, again), *_balanced(one, again), *_alike(one, again)):
             yield f"again: {sentence}"
 
 
@@ -117,6 +118,18 @@ def _balanced(one: Record, found: Check) -> Iterator[str]:
         )
         if not sums.gap >= 0:
             yield f"{name}: gap is {sums.gap}: it is not negative"
+
+
+def _alike(one: Record, found: Check) -> Iterator[str]:
+    """Every row, where all keys weigh alike; records of an earlier ringmark have none of it."""
+    if found.uniform is None:
+        return
+    due = tolerance.uniform_allowed(one.cell.shape.dtype)
+    yield from _differs("uniform: allowed", found.uniform.allowed, due, "the dtype gives")
+    if not found.uniform.error >= 0:
+        yield f"uniform: error is {found.uniform.error}: it is not negative"
+    if not 0 <= found.uniform.worst_rank < one.cell.world_size:
+        yield f"uniform: worst rank {found.uniform.worst_rank} is not in a world of {one.cell.world_size}"
 
 
 def _graded(one: Record, name: str, error: TensorError) -> Iterator[str]:

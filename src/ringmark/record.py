@@ -166,6 +166,19 @@ class Balance:
 
 
 @dataclass(frozen=True)
+class Uniform:
+    """The worst row of all where every visible key weighs alike, in units of what its elements are."""
+
+    error: float
+    allowed: float
+    worst_rank: int
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= self.allowed
+
+
+@dataclass(frozen=True)
 class Check:
     """The answer held against exact attention before any timing; `again` after it, on other numbers."""
 
@@ -173,14 +186,14 @@ class Check:
     reference_dtype: str
     check_ms: float
     balance: dict[str, Balance] = field(default_factory=dict)
+    uniform: Uniform | None = None
     again: Check | None = None
 
     @property
     def ok(self) -> bool:
-        here = all(error.ok for error in self.errors.values()) and all(
-            sums.ok for sums in self.balance.values()
-        )
-        return here and (self.again is None or self.again.ok)
+        held = [error.ok for error in self.errors.values()] + [sums.ok for sums in self.balance.values()]
+        held += [one.ok for one in (self.uniform, self.again) if one is not None]
+        return all(held)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,16 @@ OWN_MAX = {"fp64": 256 * 2.0**-53, "fp32": 256 * 2.0**-24, "bf16": 1e-2, "fp16":
 FP16_LOST = 2.0**-26
 
 
+# Where every key weighs alike any one row may be wrong by so many of the floors above: the worst of millions
+# of rows, each of as few roundings as a norm has.
+UNIFORM_FLOORS = 4.0
+
+
+def uniform_allowed(dtype: str) -> float:
+    """What any row may be wrong by where every visible key weighs alike (bench/uniform.py)."""
+    return UNIFORM_FLOORS * ALLOWED_MIN[dtype]
+
+
 def rows_checked(seqlen_local: int, world_size: int) -> int:
     """How many of a rank's query rows are looked at. (Keys: all of them.)"""
     halves = (seqlen_local // 2, seqlen_local - seqlen_local // 2)

@@ -15,11 +15,12 @@ import contextlib
 import random
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
 
-from ringmark.bench import balance, compare, exact, gather, prints, yardstick
+from ringmark.bench import balance, compare, exact, gather, prints, uniform, yardstick
 from ringmark.bench.problem import Problem
 from ringmark.cell import Cell
 from ringmark.comm.mesh import Mesh
@@ -31,6 +32,10 @@ from ringmark.tolerance import EVERY_ROW_UP_TO, ROWS_PER_PART, allowed
 FLOAT64_UP_TO = 1 << 33  # rows x keys x width: a reference this small is float64 for every dtype
 
 
+class NoAnswerError(RuntimeError):
+    """A method gave something that is no attention output of its rows."""
+
+
 class InputsChangedError(RuntimeError):
     """A method wrote into its inputs: what it is given next is no longer the cell's data."""
 
@@ -40,10 +45,11 @@ def check(
 ) -> Check:
     """Run the method once and hold its answer against exact attention; all ranks get the same verdict.
 
-    `again`: after a timing, a backward is run twice, with a dense dout as well (balance.py).
+    `again`: after a timing a backward is run with a dense dout as well (balance.py), and a forward in which
+    all keys weigh alike (uniform.py); q is zero when this returns.
     """
     started = time.perf_counter()
-    scale = method.scale if method.scale is not None else cell.shape.head_dim**-0.5
+    scale = cell.shape.head_dim**-0.5  # the cell's, whatever the method took
     index = _sample(problem.q.shape[1], mesh, problem.numbers).to(mesh.device)
     group = None if problem.private else mesh.group("flat", "bench").process_group
     count = index.numel() * (1 if group is None else mesh.world_size)
@@ -66,9 +72,16 @@ def check(
     problem.restore_dout()
     gather.synchronize(mesh)
     errors = _graded(method_errors, kernel_errors, cell, problem, index.numel(), mesh)
+    balances = balance.graded(dense.gaps, errors) if dense else {}
+    alike = None
+    if again:
+        del answer, dense, rows, keys, found  # their memory is the next forward's
+        alike = uniform.graded(
+            _where_keys_weigh_alike(cell, method, problem), problem, cell.shape.dtype, mesh
+        )
     check_ms = max(row[0] for row in gather.rows(mesh, [(time.perf_counter() - started) * 1e3]))
     reference = "float64" if wide is torch.float64 else "float32"
-    return Check(errors, reference, check_ms, balance.graded(dense.gaps, errors) if dense else {})
+    return Check(errors, reference, check_ms, balances, alike)
 
 
 def _graded(
@@ -98,15 +111,19 @@ def _graded(
 
 
 def _sample(seqlen: int, mesh: Mesh, numbers: str) -> torch.Tensor:
-    """Local numbers of the rows to check, ascending: of each half-block the first, the last and some more."""
+    """Local numbers of the rows to check, ascending: of each half-block the first, the last, and some more.
+
+    These are drawn one from each of as many equal stretches, so that no long run of rows is passed over.
+    """
     chosen: list[int] = []
     for part, half in enumerate(compare.halves(seqlen)):
         among = range(half.start, half.stop)
         if seqlen * mesh.world_size <= EVERY_ROW_UP_TO or len(among) <= ROWS_PER_PART:
             chosen += among
             continue
-        pick = random.Random(f"{numbers}/{mesh.rank}/{part}").sample(among[1:-1], ROWS_PER_PART - 2)
-        chosen += [among[0], *sorted(pick), among[-1]]
+        draw, inner, count = random.Random(f"{numbers}/{mesh.rank}/{part}"), among[1:-1], ROWS_PER_PART - 2
+        cuts = [len(inner) * number // count for number in range(count + 1)]
+        chosen += [among[0], *(draw.choice(inner[a:b]) for a, b in pairwise(cuts)), among[-1]]
     return torch.tensor(chosen, dtype=torch.int64)
 
 
@@ -154,11 +171,29 @@ def _answer(cell: Cell, method: Method, problem: Problem, index: torch.Tensor) -
         problem.dout.zero_()
         problem.dout[:, index] = kept
     with untouched(cell, problem):
-        out = method.forward(problem.q, problem.k, problem.v)
+        out = _forward(cell, method, problem)
         if problem.dout is None:
             return compare.Answer(out.detach())
         torch.autograd.backward(out, problem.dout)
     return compare.Answer(out.detach(), *problem.gradients)
+
+
+def _where_keys_weigh_alike(cell: Cell, method: Method, problem: Problem) -> torch.Tensor:
+    """The method's own forward with q = 0."""
+    problem.q.detach().zero_()
+    with untouched(cell, problem):
+        return _forward(cell, method, problem).detach()
+
+
+def _forward(cell: Cell, method: Method, problem: Problem) -> torch.Tensor:
+    """The method's own forward; what it gives has the shape and dtype of q, or is no answer at all."""
+    out, q = method.forward(problem.q, problem.k, problem.v), problem.q
+    if (out.shape, out.dtype) != (q.shape, q.dtype):
+        raise NoAnswerError(
+            f"{cell.method} gave an output of shape {tuple(out.shape)} in {out.dtype}: "
+            f"its q has {tuple(q.shape)} in {q.dtype}, and so must its output"
+        )
+    return out
 
 
 @contextlib.contextmanager

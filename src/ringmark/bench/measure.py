@@ -71,7 +71,8 @@ def measure_cell(
     ran = what_ran(cell, method, kernel, mesh, run_id, order, started_at, sent)
     reporter.at("check again")
     problem.draw(problems.numbers(asked, again=True))
-    again = check.check(cell, method, kernel, problem, mesh, again=True)
+    with timer.no_garbage_collection():  # as it was timed
+        again = check.check(cell, method, kernel, problem, mesh, again=True)
     checked = dataclasses.replace(checked, again=again)
     if not checked.ok:
         return wrong(checked, "check again", ran)
@@ -210,7 +211,9 @@ def above_peak(timing: Timing, ran: Ran, cell: Cell) -> str | None:
 
 def worst_rank(checked: Check) -> int | None:
     """Where to look first: a wrong out makes wrong gradients, also on ranks that did nothing wrong."""
-    return next((error.worst_rank for error in checked.errors.values() if not error.ok), None)
+    errors = (error.worst_rank for error in checked.errors.values() if not error.ok)
+    alike = checked.uniform.worst_rank if checked.uniform and not checked.uniform.ok else None
+    return next(errors, alike)
 
 
 def wrong_sentence(checked: Check) -> str:
@@ -225,6 +228,12 @@ def wrong_sentence(checked: Check) -> str:
         for sides, sums in checked.balance.items()
         if not sums.ok
     ]
+    alike = checked.uniform
+    if alike is not None and not alike.ok:
+        bad.append(
+            f"where all keys weigh alike a row of out is off by {alike.error:.2e} (allowed "
+            f"{alike.allowed:.2e}), worst on rank {alike.worst_rank}: it does not see the keys of its mask"
+        )
     return "the answer is wrong: " + "; ".join(bad)
 
 

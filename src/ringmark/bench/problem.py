@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from ringmark import layout
-from ringmark.cell import Cell
+from ringmark.cell import BOUND, Cell
 from ringmark.comm.mesh import Mesh
 from ringmark.methods.base import Method
 from ringmark.record import Asked
@@ -96,10 +96,10 @@ def numbers(asked: Asked, again: bool = False) -> str:
 
 
 def make(cell: Cell, method: Method, mesh: Mesh, numbers: str, device: torch.device) -> Problem:
-    """This rank's problem. A method with a problem of its own gets, in a world, the same work per GPU:
+    """This rank's problem. In a world every rank of the bound has one of its own, of the same work per GPU:
     S/N queries against the keys that a query sees on average (S/2 of them when causal), with no mask."""
     shape, dtype = cell.shape, DTYPES[cell.shape.dtype]
-    private = method.private_problem and mesh.world_size > 1
+    private = cell.method == BOUND and mesh.world_size > 1
     if private:
         seen = max(1, cell.seqlen_global // 2) if shape.causal else cell.seqlen_global
         positions_q = torch.arange(cell.seqlen_global // mesh.world_size, device=device)

@@ -36,7 +36,7 @@ _REASONS: tuple[StoppedBy, ...] = ("ci_target", "max_iterations", "time_limit")
 def measure(body: Body, mesh: Mesh, protocol: Protocol, asked: Asked) -> Series:
     """Time `body` until the median is known well enough or a limit is reached; all ranks stop together."""
     times = _isolated if protocol == "isolated" else _pipelined
-    with _no_garbage_collection():
+    with no_garbage_collection():
         _warm_up(times, body, mesh, asked)
         timed_from = time.monotonic()
         samples: list[list[float]] = [[] for _ in range(mesh.world_size)]
@@ -77,7 +77,7 @@ def floor_ms(mesh: Mesh, iterations: int = 20) -> float:
 
 def own_times_ms(body: Body, mesh: Mesh, iterations: int) -> list[float]:
     """This rank's own times by the isolated protocol, after three calls that are not timed."""
-    with _no_garbage_collection():
+    with no_garbage_collection():
         _isolated(body, mesh, 3)
         return _isolated(body, mesh, iterations)[0]
 
@@ -173,7 +173,7 @@ def _series(
 
 
 @contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     """Python's collector would run at a moment of its own choosing; graphs die by their reference counts."""
     was_on = gc.isenabled()
     gc.collect()

@@ -34,7 +34,6 @@ class Method:
     default_options: ClassVar[dict[str, OptionValue]] = {}  # literals, laid over those of the class above
     choices: ClassVar[dict[str, tuple[OptionValue, ...]]] = {}  # an option without is a whole number
     layout: str  # a class attribute where it is fixed; set in __init__ where an option decides
-    private_problem: ClassVar[bool] = False  # True: every rank solves a problem of its own (the bound)
 
     def __init_subclass__(cls) -> None:
         above = next(one for one in cls.__mro__[1:] if issubclass(one, Method))

@@ -24,7 +24,6 @@ class Method(base.Method):
 
     label = "Kernel alone (bound)"
     layout = "contiguous"
-    private_problem = True
     default_options: ClassVar[dict[str, OptionValue]] = {"head_groups": 1}
 
     def unsupported(self, cell: Cell) -> str | None:
