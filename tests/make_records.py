@@ -172,7 +172,12 @@ def _checked_twice(cell: Cell, times_the_kernel: float) -> record.Check:
             balance[name] = record.Balance(0.3 * allowed, allowed)
     alike = tolerance.uniform_allowed(cell.shape.dtype)
     uniform = record.Uniform(0.3 * alike, alike, 0)
-    return dataclasses.replace(first, again=dataclasses.replace(first, balance=balance, uniform=uniform))
+    timed = None
+    if cell.phase == "fwd_bwd":
+        allowed = tolerance.timed_allowed(*(first.errors[name].allowed for name in ("dq", "dk", "dv")))
+        timed = record.Balance(0.1 * allowed, allowed)
+    again = dataclasses.replace(first, balance=balance, uniform=uniform, timed=timed)
+    return dataclasses.replace(first, again=again)
 
 
 def _measured(cell: Cell, rng: random.Random, iterations: int, median_ms: float | None) -> dict[str, Any]:

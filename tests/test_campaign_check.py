@@ -146,6 +146,18 @@ LIES: dict[str, tuple[Change, str]] = {
         put("check", "again", "uniform", "error", to=-1e-7),
         "uniform: error is -1e-07: it is not negative",
     ),
+    "timed iterations that nobody looked at": (
+        put("check", "again", "timed", to=None),
+        "what the timed iterations left is missing",
+    ),
+    "timed iterations that may differ": (
+        put("check", "again", "timed", "allowed", to=1.0),
+        "timed: allowed is 1, the gradients give",
+    ),
+    "timed iterations that differ": (
+        put("check", "again", "timed", "gap", to=0.5),
+        "above what is allowed",
+    ),
     "a rank that is not there": (
         put("check", "again", "uniform", "worst_rank", to=99),
         "uniform: worst rank 99 is not in a world",

@@ -91,7 +91,12 @@ def answer(one: Record) -> Iterator[str]:
     yield from _checked(one, one.check)
     if one.check.again is not None:
         again = one.check.again
-        for sentence in (*_checked(one, again), *_balanced(one, again), *_alike(one, again)):
+        for sentence in (
+            *_checked(one, again),
+            *_balanced(one, again),
+            *_alike(one, again),
+            *_timed(one, again),
+        ):
             yield f"again: {sentence}"
 
 
@@ -130,6 +135,21 @@ def _alike(one: Record, found: Check) -> Iterator[str]:
         yield f"uniform: error is {found.uniform.error}: it is not negative"
     if not 0 <= found.uniform.worst_rank < one.cell.world_size:
         yield f"uniform: worst rank {found.uniform.worst_rank} is not in a world of {one.cell.world_size}"
+
+
+def _timed(one: Record, found: Check) -> Iterator[str]:
+    """What the last timed iteration left; as old as the look at every row."""
+    assert one.check is not None
+    due = one.cell.phase == "fwd_bwd" and found.uniform is not None
+    if (found.timed is not None) != due:
+        yield f"what the timed iterations left is {'missing' if due else 'there, and there is no such thing'}"
+    if found.timed is None:
+        return
+    sides = [error.allowed for name, error in one.check.errors.items() if name != "out"]
+    again = tolerance.timed_allowed(*sides)
+    yield from _differs("timed: allowed", found.timed.allowed, again, "the gradients give")
+    if not found.timed.gap >= 0:
+        yield f"timed: gap is {found.timed.gap}: it is not negative"
 
 
 def _graded(one: Record, name: str, error: TensorError) -> Iterator[str]:

@@ -155,7 +155,7 @@ class TensorError:
 
 @dataclass(frozen=True)
 class Balance:
-    """Two sums over every row that attention makes equal, and by how much of their scale they differ."""
+    """Two things that are equal in a right answer, and by how much of their scale they differ."""
 
     gap: float
     allowed: float
@@ -187,12 +187,13 @@ class Check:
     check_ms: float
     balance: dict[str, Balance] = field(default_factory=dict)
     uniform: Uniform | None = None
+    timed: Balance | None = None  # what the last timed iteration left, and one that was not timed
     again: Check | None = None
 
     @property
     def ok(self) -> bool:
         held = [error.ok for error in self.errors.values()] + [sums.ok for sums in self.balance.values()]
-        held += [one.ok for one in (self.uniform, self.again) if one is not None]
+        held += [one.ok for one in (self.uniform, self.timed, self.again) if one is not None]
         return all(held)
 
 

@@ -46,6 +46,11 @@ def uniform_allowed(dtype: str) -> float:
     return UNIFORM_FLOORS * ALLOWED_MIN[dtype]
 
 
+def timed_allowed(*allowed: float) -> float:
+    """What the gradients of two iterations may differ by: either may be wrong by what is allowed of it."""
+    return 2 * max(allowed)
+
+
 def rows_checked(seqlen_local: int, world_size: int) -> int:
     """How many of a rank's query rows are looked at. (Keys: all of them.)"""
     halves = (seqlen_local // 2, seqlen_local - seqlen_local // 2)

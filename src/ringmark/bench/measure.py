@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ringmark import flags, flops, kernels, methods, peers
-from ringmark.bench import check, environment, gather, memory, timer
+from ringmark.bench import check, environment, gather, memory, replay, timer
 from ringmark.bench import problem as problems
 from ringmark.bench.progress import Reporter
 from ringmark.cell import Cell
@@ -61,8 +61,10 @@ def measure_cell(
     with check.untouched(cell, problem):
         reporter.at("timing")
         timing, sent = time_cell(cell, asked, body, mesh)
+        timed = replay.left(problem)
         reporter.at("memory")
         used = memory.measure(body, problem, mesh)
+        gap = replay.gap(timed, replay.left(problem), mesh)
         if asked.profile:
             from ringmark.bench import profile
 
@@ -73,7 +75,9 @@ def measure_cell(
     problem.draw(problems.numbers(asked, again=True))
     with timer.no_garbage_collection():  # as it was timed
         again = check.check(cell, method, kernel, problem, mesh, again=True)
-    checked = dataclasses.replace(checked, again=again)
+    checked = dataclasses.replace(
+        checked, again=dataclasses.replace(again, timed=replay.graded(gap, checked))
+    )
     if not checked.ok:
         return wrong(checked, "check again", ran)
     impossible = above_peak(timing, ran, cell)
@@ -228,6 +232,12 @@ def wrong_sentence(checked: Check) -> str:
         for sides, sums in checked.balance.items()
         if not sums.ok
     ]
+    timed = checked.timed
+    if timed is not None and not timed.ok:
+        bad.append(
+            f"the last timed iteration left gradients that differ by {timed.gap:.2e} of their norm (allowed "
+            f"{timed.allowed:.2e}) from those of one that was not timed"
+        )
     alike = checked.uniform
     if alike is not None and not alike.ok:
         bad.append(
