@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -210,6 +211,67 @@ def test_a_broken_file_costs_its_own_row(
     monkeypatch.setattr(catalog, "native_names", methods.names)
     assert cli.main([*RUN[:2], name, *RUN[3:]]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.fixture
+def own_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the methods, in a copy that a test may add files to."""
+    from ringmark import catalog, methods
+
+    package = tmp_path / "package"
+    for folder in ("methods", "peers", "kernels"):
+        shutil.copytree(Path(catalog.__file__).parent / folder, package / folder)
+    monkeypatch.setattr(catalog, "_PACKAGE", package)
+    monkeypatch.setattr(methods, "__path__", [str(package / "methods")])
+    return package / "methods"
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        (
+            "all-gather.py",
+            "methods/all-gather.py has a name that no cell can write: rename it to all_gather.py",
+        ),
+        (
+            "AllGather.py",
+            "methods/AllGather.py has a name that no cell can write: rename it to all_gather.py",
+        ),
+        ("native.py", "methods/native.py has a name that means all of them in a config: rename it"),
+        ("te_p2p.py", "methods/te_p2p.py has the name of a peer: rename it, like my_te_p2p.py"),
+        (
+            "parts/__init__.py",
+            "methods/parts is a folder, and a method is one file: make it parts.py, or _parts",
+        ),
+    ],
+)
+def test_a_file_that_is_no_method_for_its_name_alone_is_told(
+    file: str, says: str, own_methods: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ringmark import catalog, methods
+
+    (own_methods / file).parent.mkdir(exist_ok=True)
+    shutil.copy(own_methods / "ring.py", own_methods / file)
+    name = Path(file).parts[0].removesuffix(".py")
+    assert methods.names() == catalog.native_names()
+    assert name not in methods.names()
+    assert cli.main(["methods"]) == 0
+    assert f"broken: {says}" in capsys.readouterr().out
+    for argv in (["cells", "config/local.yaml"], [*RUN[:2], name, *RUN[3:]]):
+        assert cli.main(argv) == 2
+        (line,) = (line for line in capsys.readouterr().err.splitlines() if line)
+        assert says in line
+
+
+def test_a_part_of_a_method_is_hidden_by_its_first_letter(own_methods: Path) -> None:
+    from ringmark import catalog, methods
+
+    before = methods.names()
+    shutil.copy(own_methods / "ring.py", own_methods / "_parts.py")
+    (own_methods / "_more").mkdir()
+    (own_methods / "_more" / "__init__.py").touch()
+    assert methods.names() == catalog.native_names() == before
+    assert not methods.misnamed()
 
 
 def test_what_cannot_be_is_told_before_the_bound_is_measured(

@@ -4,30 +4,78 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ringmark.errors import nearest
+from ringmark.cell import is_name
+from ringmark.errors import UserError, nearest
 from ringmark.options import Options
 
 _PACKAGE = Path(__file__).parent
 _CONTRACT = ("ringmark.methods.base", "Method")  # above it no class has options
+EVERY = {"native": "methods", "peers": "peers"}  # a config's word for all of a folder: no method's name
 
 
-def _files(folder: str) -> list[str]:
-    stems = (path.stem for path in (_PACKAGE / folder).glob("*.py"))
+def _files(*folders: Path) -> list[str]:
+    """The names of files that stand for something: not base.py, nor what a first _ hides."""
+    stems = {path.stem for folder in folders for path in folder.glob("*.py")}
     return sorted(stem for stem in stems if not stem.startswith("_") and stem != "base")
+
+
+def named(kind: str, folders: Iterable[str | Path] = ()) -> list[str]:
+    """The methods of a folder ("methods" or "peers"), by name: its files that a cell can name."""
+    bad = misnamed(kind, folders)
+    return [name for name in _files(*_places(kind, folders)) if name not in bad]
+
+
+def misnamed(kind: str, folders: Iterable[str | Path] = ()) -> dict[str, str]:
+    """What lies in a folder and is no method for its name alone, and what to do about it."""
+    places = _places(kind, folders)
+    taken = peer_names() if kind == "methods" else []
+    found = {
+        name: f"{kind}/{name}.py {reason}" for name in _files(*places) if (reason := _misfit(name, taken))
+    }
+    for inside in (path for place in places for path in place.glob("[!_.]*/__init__.py")):
+        name = inside.parent.name
+        found[name] = f"{kind}/{name} is a folder, and a method is one file: make it {name}.py, or _{name}"
+    return dict(sorted(found.items()))
+
+
+def _places(kind: str, folders: Iterable[str | Path]) -> list[Path]:
+    """The folders of a kind: the package's own, unless Python was told to look in others."""
+    return [Path(folder) for folder in folders] or [_PACKAGE / kind]
+
+
+def _misfit(name: str, taken: Iterable[str]) -> str | None:
+    """Why no cell can name a file so, and what to call it, or None."""
+    if name in EVERY:
+        return f"has a name that means all of them in a config: rename it, like my_{name}.py"
+    if name in taken:
+        return f"has the name of a peer: rename it, like my_{name}.py"
+    if is_name(name):
+        return None
+    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    better = re.sub(r"[^a-z0-9]+", "_", apart).strip("_") or "mine"
+    return f"has a name that no cell can write: rename it to {better}.py (a-z, 0-9 and _)"
+
+
+def check_named(name: str) -> None:
+    """Refuse a name whose file is there and cannot be a method's, with what to do about it."""
+    for kind in ("methods", "peers"):
+        if reason := misnamed(kind).get(name):
+            raise UserError(reason)
 
 
 def native_names() -> list[str]:
     """Our own methods, by name."""
-    return _files("methods")
+    return named("methods")
 
 
 def peer_names() -> list[str]:
     """Adapters to other people's implementations, by name."""
-    return _files("peers")
+    return named("peers")
 
 
 def method_names() -> list[str]:
@@ -38,7 +86,11 @@ def method_names() -> list[str]:
 @cache
 def kernel_names() -> list[str]:
     """The local kernels, by name: the files that offer a KERNEL."""
-    return [name for name in _files("kernels") if re.search(r"^KERNEL\b.*=", _text("kernels", name), re.M)]
+    return [
+        name
+        for name in _files(_PACKAGE / "kernels")
+        if re.search(r"^KERNEL\b.*=", _text("kernels", name), re.M)
+    ]
 
 
 def unknown_kernel(kernel: str) -> str | None:

@@ -108,7 +108,7 @@ class Cell:
 
     def __post_init__(self) -> None:
         for name in ("method", "kernel"):
-            if not _WORD.match(getattr(self, name)):
+            if not is_name(getattr(self, name)):
                 raise ValueError(f"{getattr(self, name)!r} is no {name} name: use a-z, 0-9 and _")
         if self.seqlen_global < 1:
             raise ValueError(f"seqlen_global is {self.seqlen_global}: give a number of at least 1")
@@ -150,6 +150,11 @@ class Cell:
         method, options = parse_row(parts[0])
         shape, mesh = Shape.parse(parts[1]), MeshShape.parse(parts[2])
         return cls(method, int(last[1]), shape, last[2], mesh, parts[3], options)  # type: ignore[arg-type]
+
+
+def is_name(text: str) -> bool:
+    """Whether a method or kernel can be called so: its name is a part of paths, and of rows."""
+    return _WORD.match(text) is not None
 
 
 def parse_row(text: str) -> tuple[str, dict[str, OptionValue]]:

@@ -95,14 +95,13 @@ def rows(grid: Grid) -> list[str]:
     known = catalog.method_names()
     named: list[str] = []
     for entry in grid.methods:
-        if entry == "native":
-            named += catalog.native_names()
-        elif entry == "peers":
-            named += catalog.peer_names()
+        if entry in catalog.EVERY:
+            named += all_of(entry)
         else:
             method, options = parse_row(entry)
+            catalog.check_named(method)
             if method not in known:
-                close = nearest(method, [*known, "native", "peers"])
+                close = nearest(method, [*known, *catalog.EVERY])
                 raise UserError(f"methods: there is no method {method!r}; {close}")
             stated = catalog.options(method)
             reason = stated.reason_not(method, options) if stated else None
@@ -110,6 +109,14 @@ def rows(grid: Grid) -> list[str]:
                 raise UserError(f"methods: {entry}: {reason}")
             named.append(Cell(method, 1, options=options).row)
     return list(dict.fromkeys([BOUND, *named]))  # the bound is measured in every campaign
+
+
+def all_of(entry: str) -> list[str]:
+    """What 'native' or 'peers' means; a file that is none for its name alone is told, not left out."""
+    kind = catalog.EVERY[entry]
+    if reasons := catalog.misnamed(kind):
+        raise UserError(f"methods: {entry}: {next(iter(reasons.values()))}")
+    return catalog.named(kind)
 
 
 def blocks(config: Config) -> list[list[Cell]]:

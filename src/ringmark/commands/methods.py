@@ -37,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"  {'':<14} layout {method.layout}; {method.moves(mesh)}")
         if options:
             print(f"  {'':<14} options {options}")
+    for name, reason in methods.misnamed().items():
+        print(f"  {name:<14} broken: {reason}")
     print("peers (other people's implementations, timed by the same worker)")
     for name in peers.names():
         peer = made(peers.load, name)
@@ -44,7 +46,9 @@ def run(args: argparse.Namespace) -> int:
             print(f"  {name:<22} broken: {peer}")
         else:
             print(f"  {name:<22} {peer.label}: {peer.unavailable() or f'available, {peer.implementation}'}")
+    for name, reason in peers.misnamed().items():
+        print(f"  {name:<22} broken: {reason}")
     print("kernels ('auto' takes the fastest that fits)")
-    for name, reason in kernels.availability().items():
-        print(f"  {name:<14} {reason or f'available, {kernels.load(name).version()}'}")
+    for name, missing in kernels.availability().items():
+        print(f"  {name:<14} {missing or f'available, {kernels.load(name).version()}'}")
     return 0

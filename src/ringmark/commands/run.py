@@ -110,6 +110,7 @@ def check_out(out: Path) -> None:
 def cell_of(args: argparse.Namespace, gpus: int) -> Cell:
     """The cell that the arguments name."""
     method, options = parse_row(args.method)
+    catalog.check_named(method)
     known = catalog.method_names()
     if method not in known:
         raise UserError(f"there is no method {method!r}: {nearest(method, known)}")

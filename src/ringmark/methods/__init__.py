@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import pkgutil
-
+from ringmark import catalog
 from ringmark.errors import UserError, nearest
 from ringmark.methods.base import Method, load_class
 
 
 def names() -> list[str]:
-    """Every method there is: the files of this folder but base.py."""
-    return sorted(info.name for info in pkgutil.iter_modules(__path__) if info.name != "base")
+    """Every method there is: the files of this folder, as a plan knows them, too."""
+    return catalog.named("methods", __path__)
+
+
+def misnamed() -> dict[str, str]:
+    """What lies in this folder and is no method for its name alone, and what to do about it."""
+    return catalog.misnamed("methods", __path__)
 
 
 def load(name: str) -> type[Method]:
     """The class of a method by its name."""
+    if reason := misnamed().get(name):
+        raise UserError(reason)
     if name not in names():
         raise UserError(f"there is no method {name!r}: {nearest(name, names())}")
     return load_class(f"{__name__}.{name}")

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import pkgutil
-
+from ringmark import catalog
 from ringmark.errors import UserError, nearest
 from ringmark.methods.base import Method, load_class
 
 
 def names() -> list[str]:
-    """Every peer there is: the files of this folder whose name has no leading underscore."""
-    return sorted(info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_"))
+    """Every peer there is: the files of this folder, as a plan knows them, too."""
+    return catalog.named("peers", __path__)
+
+
+def misnamed() -> dict[str, str]:
+    """What lies in this folder and is no peer for its name alone, and what to do about it."""
+    return catalog.misnamed("peers", __path__)
 
 
 def load(name: str) -> type[Method]:
     """The adapter class of a peer by its name. Importing an adapter never imports the peer's library."""
+    if reason := misnamed().get(name):
+        raise UserError(reason)
     if name not in names():
         raise UserError(f"there is no peer {name!r}: {nearest(name, names())}")
     return load_class(f"{__name__}.{name}")
