@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,10 @@ def test_a_list_of_records_that_cannot_be_written_is_told_before_the_job(
 BROKEN = {
     "torn": ("class Method(", "torn.py does not load: SyntaxError"),
     "lonely": ("import no_such_library", "lonely.py does not load: ModuleNotFoundError: No module named"),
+    "asserts": (
+        "import torch\nassert torch.cuda.device_count() > 99",
+        "asserts.py does not load: AssertionError (",
+    ),
     "empty": ("", "empty.py does not load: AttributeError"),
     "half": (
         "from ringmark.methods import base\nclass Method(base.Method):\n    label = 'half'\n",
@@ -214,7 +219,7 @@ def test_a_broken_file_costs_its_own_row(
 
 
 @pytest.fixture
-def own_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of the methods, in a copy that a test may add files to."""
     from ringmark import catalog, methods
 
@@ -223,7 +228,8 @@ def own_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         shutil.copytree(Path(catalog.__file__).parent / folder, package / folder)
     monkeypatch.setattr(catalog, "_PACKAGE", package)
     monkeypatch.setattr(methods, "__path__", [str(package / "methods")])
-    return package / "methods"
+    yield package / "methods"
+    sys.modules.pop("ringmark.methods.mine", None)
 
 
 @pytest.mark.parametrize(
@@ -272,6 +278,33 @@ def test_a_part_of_a_method_is_hidden_by_its_first_letter(own_methods: Path) -> 
     (own_methods / "_more" / "__init__.py").touch()
     assert methods.names() == catalog.native_names() == before
     assert not methods.misnamed()
+
+
+MISTAKEN = {
+    "def unsupported(self, cell): return cell.seqlen": "'seqlen' (methods/mine.py:3, in unsupported)",
+    "def unsupported(self, cell): return True": "unsupported(cell) gives True: return a sentence",
+    "def unavailable(self): return True": "unavailable() gives True: return a sentence",
+    "def moves(self, mesh): return 1 / 0": "broken: ZeroDivisionError: division by zero (methods/mine.py:3",
+}
+
+
+@pytest.mark.parametrize("line", MISTAKEN)
+def test_a_mistake_in_what_a_method_says_of_itself_is_told_with_its_line(
+    line: str, own_methods: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    says = MISTAKEN[line]
+    (own_methods / "mine.py").write_text(
+        "from ringmark.methods import ring\nclass Method(ring.Method):\n    " + line
+    )
+    assert cli.main(["methods"]) == 0
+    out = capsys.readouterr().out
+    assert "BurstAttention" in out
+    assert (says in out) == ("unsupported" not in line)
+    if "moves" not in line:
+        assert cli.main([*RUN[:2], "mine", *RUN[3:]]) == 2
+        (told,) = capsys.readouterr().err.splitlines()
+        assert told.startswith("ringmark: mine cannot say whether it takes this cell: ")
+        assert says in told
 
 
 def test_what_cannot_be_is_told_before_the_bound_is_measured(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
+import traceback
 from collections.abc import Iterable
+from pathlib import PurePath
 
 
 class UserError(Exception):
@@ -17,3 +20,20 @@ def nearest(word: str, known: Iterable[str]) -> str:
     if close:
         return f"did you mean {close[0]!r}?"
     return "valid are: " + ", ".join(known)
+
+
+def in_words(error: BaseException) -> str:
+    """Somebody's mistake in a few words: its kind, what it says, and the line that it comes from."""
+    said = " ".join(str(error).split())[:300]
+    where = place("".join(traceback.format_exception(error)))
+    return type(error).__name__ + (f": {said}" if said else "") + (f" ({where})" if where else "")
+
+
+def place(trace: str) -> str | None:
+    """The last line in the text of a traceback that is of no installed library, else its last, or None."""
+    lines = re.findall(r'^ *File "([^<"][^"]*)", line (\d+), in (\S+)', trace, re.M)
+    own = [line for line in lines if not re.search(r"/python3[.0-9]*/", line[0])]
+    if not lines:
+        return None
+    file, number, function = (own or lines)[-1]
+    return f"{'/'.join(PurePath(file).parts[-2:])}:{number}, in {function}"

@@ -8,18 +8,26 @@ from multiprocessing import get_context
 
 from ringmark.bench.measure import Refusal, method_of, refusal_of
 from ringmark.cell import Cell
-from ringmark.errors import UserError
+from ringmark.errors import UserError, in_words
+from ringmark.methods.base import check_reason
 from ringmark.record import Status
+
+_ASKED = {Status.UNAVAILABLE: "unavailable()", Status.UNSUPPORTED: "unsupported(cell)"}
 
 
 def refusal(cell: Cell) -> Refusal | None:
     """Why the method cannot run the cell, as its record would say, or None."""
     try:
-        return refusal_of(method_of(cell), cell)
+        found = refusal_of(method_of(cell), cell)
+        if found is not None:
+            check_reason(_ASKED[found[0]], found[1])
+        return found
     except UserError as error:
         return Status.UNSUPPORTED, str(error)
     except ImportError as error:
         return Status.UNAVAILABLE, str(error)
+    except Exception as error:  # its author's mistake: told with the line, no ranks are started for it
+        return Status.CRASHED, f"{cell.method} cannot say whether it takes this cell: {in_words(error)}"
 
 
 def refusal_elsewhere(cell: Cell) -> Refusal | None:

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ringmark.cell import MeshShape
+from ringmark.errors import UserError, in_words
+
+if TYPE_CHECKING:  # methods load torch, and the help of this verb is printed without it
+    from ringmark.methods.base import Method
 
 HELP = "list the methods, peers and kernels, with what this machine can run"
 
@@ -14,41 +21,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ringmark import kernels, methods, peers
-    from ringmark.cell import MeshShape
-    from ringmark.errors import UserError
-    from ringmark.methods.base import Method
-
-    def made(load: Callable[[str], type[Method]], name: str) -> Method | str:
-        """A method with its defaults; of a broken file, why there is none; others are listed all the same."""
-        try:
-            return load(name)()
-        except (UserError, ImportError) as error:
-            return str(error)
 
     mesh = MeshShape.parse(args.mesh)
     print(f"methods (layout; bytes that one rank sends in an iteration on {mesh}, in local tensors T)")
     for name in methods.names():
-        method = made(methods.load, name)
-        if isinstance(method, str):
-            print(f"  {name:<14} broken: {method}")
-            continue
-        options = ", ".join(f"{key}={value}" for key, value in method.default_options.items())
-        print(f"  {name:<14} {method.label}")
-        print(f"  {'':<14} layout {method.layout}; {method.moves(mesh)}")
-        if options:
-            print(f"  {'':<14} options {options}")
+        first, *more = told(methods.load, name, lambda method: native_lines(method, mesh))
+        print(f"  {name:<14} {first}")
+        for line in more:
+            print(f"  {'':<14} {line}")
     for name, reason in methods.misnamed().items():
         print(f"  {name:<14} broken: {reason}")
     print("peers (other people's implementations, timed by the same worker)")
     for name in peers.names():
-        peer = made(peers.load, name)
-        if isinstance(peer, str):
-            print(f"  {name:<22} broken: {peer}")
-        else:
-            print(f"  {name:<22} {peer.label}: {peer.unavailable() or f'available, {peer.implementation}'}")
+        print(f"  {name:<22} {told(peers.load, name, peer_lines)[0]}")
     for name, reason in peers.misnamed().items():
         print(f"  {name:<22} broken: {reason}")
     print("kernels ('auto' takes the fastest that fits)")
     for name, missing in kernels.availability().items():
         print(f"  {name:<14} {missing or f'available, {kernels.load(name).version()}'}")
     return 0
+
+
+def told(load: Callable[[str], type[Method]], name: str, lines: Callable[[Method], list[str]]) -> list[str]:
+    """What a file says of itself; of a broken one, why it does not: others are listed all the same."""
+    try:
+        return lines(load(name)())
+    except (UserError, ImportError) as error:
+        return [f"broken: {error}"]
+    except Exception as error:  # its author's mistake, wherever it is
+        return [f"broken: {in_words(error)}"]
+
+
+def native_lines(method: Method, mesh: MeshShape) -> list[str]:
+    options = ", ".join(f"{key}={value}" for key, value in method.default_options.items())
+    lines = [method.label, f"layout {method.layout}; {method.moves(mesh)}"]
+    if reason := missing(method):
+        lines.append(f"cannot run here: {reason}")
+    return [*lines, f"options {options}"] if options else lines
+
+
+def peer_lines(peer: Method) -> list[str]:
+    return [f"{peer.label}: {missing(peer) or f'available, {peer.implementation}'}"]
+
+
+def missing(method: Method) -> str | None:
+    """Why it cannot run here, or None."""
+    from ringmark.methods.base import check_reason
+
+    reason = method.unavailable()
+    check_reason("unavailable()", reason)
+    return reason

@@ -71,33 +71,28 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         check_out(args.out)
     trace = trace_of(args, cell)
-    found = refused(cell, asked, gpus)
-    if found is not None:
-        bound, where = None, None
+    if refusal := refused(cell, gpus):
+        status, reason = refusal
+        keep(args, Record(cell, asked, status, "run", failure=Failure(reason)), None)
+        raise UserError(reason)  # what was asked cannot be: a mistake, told in one sentence
+    warn_if_slow(cell, asked, gpus)
+    with tempfile.TemporaryDirectory(prefix="ringmark-") as folder:
+        found, bound = measure(args, cell, asked, bool(gpus), Path(folder))
         keep(args, found, bound)
-    else:
-        warn_if_slow(cell, asked, gpus)
-        with tempfile.TemporaryDirectory(prefix="ringmark-") as folder:
-            found, bound = measure(args, cell, asked, bool(gpus), Path(folder))
-            keep(args, found, bound)
-            where = keep_trace(found, Path(folder), trace)
+        where = keep_trace(found, Path(folder), trace)
     if found.status in (Status.UNSUPPORTED, Status.UNAVAILABLE) and found.failure:
-        raise UserError(found.failure.reason)  # what was asked cannot be: a mistake, told in one sentence
+        raise UserError(found.failure.reason)
     print(headline_row(found, bound))
     if found.profile is not None:
         print("\n".join([*profile_lines(found.profile), f"    trace: {where} (for ui.perfetto.dev)"]))
     return 0 if found.status is Status.PASSED else 1
 
 
-def refused(cell: Cell, asked: Asked, gpus: int) -> Record | None:
-    """The record of a cell that its method does not take: asked before its bound is measured for nothing."""
+def refused(cell: Cell, gpus: int) -> tuple[Status, str] | None:
+    """Why the method does not take the cell: asked before its bound is measured for nothing."""
     from ringmark.bench import ask
 
-    refusal = ask.refusal_elsewhere(cell) if gpus else ask.refusal(cell)
-    if refusal is None:
-        return None
-    status, reason = refusal
-    return Record(cell, asked, status, "run", failure=Failure(reason))
+    return ask.refusal_elsewhere(cell) if gpus else ask.refusal(cell)
 
 
 def check_out(out: Path) -> None:

@@ -14,16 +14,10 @@ import torch
 
 from ringmark.cell import Cell, MeshShape, OptionValue
 from ringmark.comm.mesh import Mesh
-from ringmark.errors import UserError
+from ringmark.errors import UserError, in_words
 from ringmark.kernels import merge
 from ringmark.kernels.base import Kernel
 from ringmark.options import Options
-
-# What a file that is broken, or does not fit its surroundings, raises while it is being imported.
-BROKEN = (
-    *(ImportError, SyntaxError, OSError, AttributeError, NameError, LookupError),
-    *(RuntimeError, TypeError, ValueError, ArithmeticError),
-)
 
 
 class Method:
@@ -117,13 +111,18 @@ def load_class(module: str) -> type[Method]:
     try:
         found: type[Method] = importlib.import_module(module).Method
         made = found()
-    except BROKEN as error:
-        words = " ".join(str(error).split())[:300]
-        raise ImportError(f"{name}.py does not load: {type(error).__name__}: {words}") from error
+    except Exception as error:  # a file may raise anything while it is imported
+        raise ImportError(f"{name}.py does not load: {in_words(error)}") from error
     for needed in ("label", "layout"):
         if not hasattr(made, needed):
             raise ImportError(f"{name}.py has a class Method without {needed}: give it one")
     return found
+
+
+def check_reason(asked: str, reason: object) -> None:
+    """Refuse what a method answers where it should say why not, in a sentence, or None."""
+    if reason is not None and not isinstance(reason, str):
+        raise TypeError(f"{asked} gives {reason!r}: return a sentence that says why not, or None")
 
 
 def _stated(kind: Any) -> Options:

@@ -20,7 +20,7 @@ from ringmark import layout as layouts
 from ringmark.cell import Cell, OptionValue
 from ringmark.comm.mesh import Mesh
 from ringmark.kernels.base import Kernel
-from ringmark.methods.base import BROKEN, Method
+from ringmark.methods.base import Method
 
 
 class Peer(Method):
@@ -44,7 +44,7 @@ class Peer(Method):
 
     @classmethod
     def load(cls) -> Any:
-        """Import what `forward` will call; raises one of BROKEN where that cannot be done."""
+        """Import what `forward` will call; raises where that cannot be done."""
         return importlib.import_module(cls.library)
 
     def unavailable(self) -> str | None:
@@ -168,7 +168,7 @@ def _load_failure(adapter: type[Peer]) -> str | None:
     """Why the library does not import, or None; Python itself remembers an import that worked."""
     try:
         adapter.load()
-    except BROKEN as error:
+    except Exception as error:  # as absent as one that was never installed
         words = " ".join(str(error).split())[:300]
         found = f"{adapter.library} {version_of(adapter.distribution, adapter.library)}"
         return f"{found} is installed but does not import: {type(error).__name__}: {words}"
