@@ -323,6 +323,22 @@ def test_what_cannot_be_is_told_before_the_bound_is_measured(
         assert record.read(out).failure is not None
 
 
+def test_the_reason_of_a_failure_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*RUN, "--mesh", "1x2", "--no-bound", "--limit", "0.001"]) == 1
+    out, err = capfd.readouterr()
+    assert out.count("no result within 0.001 s") == 1
+    assert "no result" not in err
+
+
+def test_a_method_without_its_two_halves_is_told_which() -> None:
+    from ringmark.methods import base
+
+    with pytest.raises(NotImplementedError, match=r"has no attend\(\): write the forward"):
+        base.Method().attend(*[None] * 3, 1.0)  # type: ignore[arg-type]
+    with pytest.raises(NotImplementedError, match=r"has no gradients\(\): write the backward"):
+        base.Method().gradients(*[None] * 6, 1.0)  # type: ignore[arg-type]
+
+
 def test_a_profile_says_where_the_time_goes_and_keeps_its_trace(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from ringmark.cli import main
 from ringmark.comm.mesh import Mesh
 from ringmark.errors import UserError
 from ringmark.record import Asked, Failure, Record, Status
+from ringmark.row import headline_row
 
 # A world of one process, without torch: it reports as ranks do, and does with each cell what its method says.
 WORLD = """
@@ -46,7 +47,7 @@ for index in map(int, sys.argv[2].split(",")):
         sys.exit(1)
     if act == "raises":
         ranks[0].failed(Status.CRASHED, "Connection closed by peer", "", True)
-        ranks[1].failed(Status.OOM, "out of memory", "trace", False)
+        ranks[1].failed(Status.OOM, "out of memory", 'File "/x/methods/a.py", line 3, in attend', False)
         sys.exit(1)
     if act == "silent":
         sys.exit(7)
@@ -121,7 +122,9 @@ def test_every_way_to_fail_costs_its_own_cell(tmp_path: Path, site: list[FakeSit
     ]
     assert words[5] == ("timeout", "no result within 4 s (rank 0 in timing, rank 1 in timing)")
     assert words[6] == ("unsupported", "measured")
-    assert found[2].failure == Failure("out of memory", 1, "timing", "trace")
+    trace = 'File "/x/methods/a.py", line 3, in attend'
+    assert found[2].failure == Failure("out of memory", 1, "timing", trace)
+    assert "    out of memory\n    rank 1 in stage timing, at methods/a.py:3, in attend" in said
     worlds = [one for one in Path(job.folder).iterdir() if one.is_dir()]
     assert len(worlds) == 5  # one for each failure, and one for what was left
     assert len(site[0].ended) == 5
@@ -296,6 +299,26 @@ def test_a_hang_names_who_stopped() -> None:
     assert (status, failure.rank, failure.stage) == (Status.TIMEOUT, 1, "timing")
     assert failure.reason.endswith("rank 1 has stopped answering")
     assert diagnose.hung({}, [], 30.0, "")[1].reason == "no result within 30 s (no rank has started)"
+
+
+def test_a_failure_names_the_authors_line_and_not_the_librarys() -> None:
+    trace = (
+        "Traceback (most recent call last):\n"
+        '  File "/src/ringmark/methods/mine.py", line 31, in attend\n    out[9]\n'
+        '  File "/venv/lib/python3.11/site-packages/torch/_tensor.py", line 7, in wrapped\n    return f()\n'
+        "IndexError: list index out of range\n"
+    )
+    failure = Failure("IndexError: list index out of range", 2, "timing", trace)
+    where = "rank 2 in stage timing, at methods/mine.py:31, in attend"
+    assert diagnose.in_lines(failure) == [failure.reason, where]
+    assert diagnose.in_lines(Failure("no result", None, "timing", "a log")) == ["no result"]
+    crashed = Record(Cell("mine", 64), Asked(), Status.CRASHED, "c", failure=failure)
+    bound = Record(Cell("single", 64), Asked(), Status.OOM, "c", failure=Failure("no memory"))
+    assert headline_row(crashed, bound).splitlines()[-3:] == [
+        f"{'mine':<24} {64:>8} {'1x1':>5} {'auto':>10} {'fwd_bwd':>8} {'crashed':>11}   {failure.reason}",
+        f"    {where}",
+        "    the bound is oom: no memory",
+    ]
 
 
 # What ranks and supervisor tell each other by files.

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Mapping
 
 from ringmark.bench.progress import Progress, RankFailure
+from ringmark.errors import place
 from ringmark.record import Failure, Status
 
 
@@ -53,3 +54,15 @@ def hung(where: Mapping[int, Progress], quiet: list[int], limit_s: float, log: s
     behind = quiet[0] if quiet else None
     stage = where[behind].stage if behind is not None and behind in where else None
     return Status.TIMEOUT, Failure(reason, behind, stage, log)
+
+
+def in_lines(failure: Failure) -> list[str]:
+    """A failure for who has to mend it: its reason, then the rank, its stage and the line that it was at."""
+    line = place(failure.detail or "")
+    where = (
+        [f"rank {failure.rank} in stage {failure.stage}"]
+        if failure.detail and failure.rank is not None
+        else []
+    )
+    where += [f"at {line}"] if line else []
+    return [failure.reason, *([", ".join(where)] if where else [])]

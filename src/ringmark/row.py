@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ringmark.cell import BOUND
+from ringmark.diagnose import in_lines
 from ringmark.record import Record, Status
 from ringmark.shares import PARTS, shares
 
@@ -21,8 +22,9 @@ def headline_row(found: Record, bound: Record | None) -> str:
     kernel = found.ran.kernel if found.ran else cell.kernel
     head = f"{cell.row:<24} {cell.seqlen_global:>8} {cell.mesh!s:>5} {kernel:>10} {cell.phase:>8} "
     if found.status is not Status.PASSED or not (found.timing and found.check and found.memory):
-        reason = found.failure.reason if found.failure else ""
-        return f"{HEADER}\n{head}{found.status.value:>11}   {reason}"
+        reason, *more = in_lines(found.failure) if found.failure else [""]
+        lines = [HEADER, f"{head}{found.status.value:>11}   {reason}", *(f"    {line}" for line in more)]
+        return "\n".join([*lines, *_failed_bound(bound)])
     series = found.timing.headline
     summary = series.summary
     error = max(one.relative_error for one in found.check.errors.values())
@@ -37,7 +39,14 @@ def headline_row(found: Record, bound: Record | None) -> str:
             f"    {summary.n} iterations reach a {summary.ci_level:.0%} interval; 6 or more reach 95%"
         )
     lines += [f"    {flag}" for flag in series.flags]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_failed_bound(bound)])
+
+
+def _failed_bound(bound: Record | None) -> list[str]:
+    """Why there is no bound to hold a row against; nothing where there is one, or none was asked for."""
+    if bound is None or bound.failure is None:
+        return []
+    return [f"    the bound is {bound.status.value}: {'; '.join(in_lines(bound.failure))}"]
 
 
 def profile_lines(profile: Mapping[str, Any]) -> list[str]:

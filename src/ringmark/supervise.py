@@ -32,12 +32,15 @@ SILENT_S = 5.0
 Say = Callable[[str], None]
 
 
-def run(job: jobs.Job, job_file: Path, say: Say = print) -> list[Record]:
-    """Measure every pending cell of a job; returns the records of all, in the job's order."""
+def run(job: jobs.Job, job_file: Path, say: Say = print, *, reasons: bool = True) -> list[Record]:
+    """Measure every pending cell of a job; returns the records of all, in the job's order.
+
+    `reasons`: whether to say why a cell has no time, too; whoever prints the records has no need of that.
+    """
     check_writable(Path(job.folder))
     with only_one(Path(job.folder), f"job {job.id}"):
         aside.check(job.campaign, job.items)
-        clock = Eta(len(job.pending()), say)
+        clock = Eta(len(job.pending()), say, reasons)
         site = Site(job) if job.pending() else None
         fruitless = not_started = 0
         while (todo := job.pending()) and site is not None:
@@ -194,8 +197,9 @@ def blame(job: jobs.Job, end: End) -> None:
 class Eta:
     """Says each finished cell, how many are left and about how long that takes."""
 
-    def __init__(self, total: int, say: Say) -> None:
-        self.total, self.count, self.say, self.start = total, 0, say, time.monotonic()
+    def __init__(self, total: int, say: Say, reasons: bool) -> None:
+        self.total, self.say, self.reasons = total, say, reasons
+        self.count, self.start = 0, time.monotonic()
 
     def finished(self, item: jobs.Item) -> None:
         self.count += 1
@@ -205,8 +209,8 @@ class Eta:
         time_text = f"{found.timing.headline.summary.median:.3f} ms" if found.timing else found.status.value
         eta = f", about {left:.0f} s left" if self.count < self.total else ""
         self.say(f"[{self.count}/{self.total}] {item.cell.key}: {time_text}{eta}")
-        if found.failure:
-            self.say(f"    {found.failure.reason}")
+        if found.failure and self.reasons:
+            self.say("\n".join(f"    {line}" for line in diagnose.in_lines(found.failure)))
 
 
 @contextmanager

@@ -83,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
     if found.status in (Status.UNSUPPORTED, Status.UNAVAILABLE) and found.failure:
         raise UserError(found.failure.reason)
     print(headline_row(found, bound))
+    if args.out is None and found.failure is not None and found.failure.detail:
+        print("    (with --out FILE its record is kept, and the traceback or log of that rank in it)")
     if found.profile is not None:
         print("\n".join([*profile_lines(found.profile), f"    trace: {where} (for ui.perfetto.dev)"]))
     return 0 if found.status is Status.PASSED else 1
@@ -171,7 +173,7 @@ def measure(
     )
     job_file = folder / "run.job.json"
     jobs.save(job, job_file)
-    found = supervise.run(job, job_file, say=lambda line: print(line, file=sys.stderr))
+    found = supervise.run(job, job_file, say=lambda line: print(line, file=sys.stderr), reasons=False)
     return found[-1], found[0] if len(found) == 2 else None
 
 

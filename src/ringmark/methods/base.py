@@ -80,7 +80,7 @@ class Method:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """This rank's (out, lse) from its local q, k, v (B, S_local, H, D); lse is (B, H, S_local)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{self.name()}.py has no attend(): write the forward of one rank")
 
     def gradients(
         self,
@@ -93,7 +93,7 @@ class Method:
         scale: float,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """This rank's (dq, dk, dv)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{self.name()}.py has no gradients(): write the backward of one rank")
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """This rank's rows of the attention output, differentiable."""
