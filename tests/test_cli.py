@@ -288,6 +288,22 @@ MISTAKEN = {
 }
 
 
+def test_a_method_says_what_it_moves_and_why_it_cannot_run(
+    own_methods: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (own_methods / "mine.py").write_text(
+        "from ringmark.methods import base\nclass Method(base.Method):\n    label, layout = 'M', 'zigzag'\n"
+        "    def unavailable(self): return 'no chips here'\n"
+    )
+    assert cli.main(["methods"]) == 0
+    out = capsys.readouterr().out
+    lines = out[out.index("  mine ") :].splitlines()[:3]
+    assert [line.strip() for line in lines[1:]] == [
+        "layout zigzag; its moves(mesh) does not say yet what moves",
+        "cannot run here: no chips here",
+    ]
+
+
 @pytest.mark.parametrize("line", MISTAKEN)
 def test_a_mistake_in_what_a_method_says_of_itself_is_told_with_its_line(
     line: str, own_methods: Path, capsys: pytest.CaptureFixture[str]

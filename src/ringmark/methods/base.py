@@ -64,7 +64,7 @@ class Method:
 
     def moves(self, mesh: MeshShape) -> str:
         """What a rank sends in an iteration on such a mesh, in words, for `ringmark methods`."""
-        return "what moves is its library's own business"
+        return "its moves(mesh) does not say yet what moves"
 
     def settings(self) -> dict[str, Any]:
         """What a reader of the record should know of how it ran: options, wires, library versions."""
