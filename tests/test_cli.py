@@ -39,6 +39,11 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
         ([*RUN, "--mesh", "0x2"], "no ranks"),
         ([*RUN, "--kv-heads", "3"], "does not divide"),
         ([*RUN, "--option", "wire"], "NAME=VALUE"),
+        (
+            [*RUN, "--option", "wire=auto", "--option", "wire=native"],
+            "--option wire=native: wire is given twice",
+        ),
+        ([*RUN[:2], "ring+wire=auto", *RUN[3:], "--option", "wire=native"], "wire is given twice: leave one"),
         ([*RUN, "--warmup", "1"], "at least 3"),
         ([*RUN, "--out", "/proc/ringmark/r.json"], "cannot write"),
         ([*RUN, "--out", "config"], "--out config is a folder"),

@@ -107,6 +107,7 @@ def test_a_job_is_read_back_equal(tmp_path: Path) -> None:
     ("change", "says"),
     [
         (with_grid(methods=["rnig"]), "did you mean 'ring'?"),
+        (with_grid(methods=["ring+wire=native+wire=auto"]), "gives wire twice: leave one"),
         (with_grid(method=["ring"]), "did you mean 'methods'?"),
         (with_grid(seqlen_global=[]), "seqlen_global is empty"),
         (with_grid(seqlen_global=["many"]), "must be a whole number"),

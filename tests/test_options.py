@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringmark import catalog, kernels, methods, peers
+from ringmark import catalog, cli, kernels, methods, peers
 from ringmark.bench import ask
 from ringmark.cell import Cell, MeshShape, OptionValue, Shape
 from ringmark.comm.homeward import WIRES
@@ -96,9 +96,11 @@ def read_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         (folder / "mine.py").write_text(text, encoding="utf-8")
         return catalog.options("mine")
 
-    catalog.options.cache_clear()
+    for kept in (catalog.options, catalog.kernel_names):
+        kept.cache_clear()
     yield read
-    catalog.options.cache_clear()
+    for kept in (catalog.options, catalog.kernel_names):
+        kept.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -117,6 +119,38 @@ def test_a_plan_reads_options_however_the_ring_was_imported(
 
 
 @pytest.mark.parametrize(
+    "stated",
+    [
+        "MODES = ('a', 'b')\nclass Method(ring.Method):\n    default_options = {'mode': 'a'}\n"
+        "    choices = {'mode': MODES}\n",
+        "A: str = 'a'\nMODES = (A, 'b')\nclass Method(ring.Method):\n    default_options = {'mode': A}\n"
+        "    choices = {'mode': MODES}\n",
+    ],
+)
+def test_a_plan_reads_constants_of_the_same_file(
+    stated: str, read_of: Callable[[str], Options | None]
+) -> None:
+    found = read_of("from ringmark.methods import ring\n" + stated)
+    assert found is not None
+    assert found.choices["mode"] == ("a", "b")
+    assert found.defaults["mode"] == "a"
+
+
+def test_a_plan_says_which_options_it_could_not_read(
+    read_of: Callable[[str], Options | None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "from ringmark.methods import ring\nclass Method(ring.Method):\n    choices = made()\n"
+    assert read_of(text) is None
+    config = tmp_path / "c.yaml"
+    grid = "{methods: [mine+wire=native], seqlen_global: [64], shapes: [{num_heads_q: 2, num_heads_kv: 2}]}"
+    config.write_text(f"campaign: c\nmesh: {{gpus: 2}}\ngrids:\n  - {grid}\n")
+    for argv in (["cells", str(config)], ["plan", str(config), "--results", str(tmp_path)]):
+        assert cli.main(argv) == 0
+        err = capsys.readouterr().err
+        assert err.count("the options of mine are not literals in its file") == 1
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "from elsewhere.rings import Method as Ring\nclass Method(Ring): ...\n",
@@ -124,6 +158,9 @@ def test_a_plan_reads_options_however_the_ring_was_imported(
         "from ringmark.methods import ring\nclass Mixin: ...\nclass Method(Mixin, ring.Method): ...\n",
         "class Method(made()): ...\n",
         "from ringmark.methods import ring\nclass Method(ring.Method):\n    choices = made()\n",
+        "from ringmark.methods import ring\nclass Method(ring.Method):\n    choices = 3\n",
+        "from ringmark.methods import ring\nA = B\nB = A\nclass Method(ring.Method):\n    choices = A\n",
+        "from . import ring\nA = {}\nA = {'x': ()}\nclass Method(ring.Method):\n    choices = A\n",
         "this is no python",
     ],
 )

@@ -105,7 +105,7 @@ def options(method: str) -> Options | None:
     folder = "methods" if method in native_names() else "peers"
     try:
         return _options_of(f"ringmark.{folder}.{method}", "Method")
-    except (ValueError, SyntaxError, LookupError, OSError, RecursionError, _UnreadableError):
+    except (ValueError, SyntaxError, LookupError, OSError, TypeError, RecursionError, _UnreadableError):
         return None  # written otherwise than a plan can read: whoever runs it is told by the method itself
 
 
@@ -129,13 +129,32 @@ def _options_of(module: str, name: str) -> Options:
     if stated is None or len(stated.bases) != 1:
         raise _UnreadableError(f"{module} has no class {name} with one base")
     above = _options_of(*_origin(tree, module, stated.bases[0]))
+    constants = _Constants(tree)
     values: dict[str, dict[str, Any]] = {"default_options": {}, "choices": {}}
     for line in stated.body:
         targets = [line.target] if isinstance(line, ast.AnnAssign) else getattr(line, "targets", [])
         for target in targets:
             if isinstance(target, ast.Name) and target.id in values:
-                values[target.id] = ast.literal_eval(line.value)  # type: ignore[attr-defined]
+                values[target.id] = ast.literal_eval(constants.visit(line.value))  # type: ignore[attr-defined]
     return above.below(Options(values["default_options"], values["choices"]))
+
+
+class _Constants(ast.NodeTransformer):
+    """Puts what a file assigns to a name, once and at its top, in the place of that name."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.values: dict[str, ast.expr | None] = {}
+        for line in tree.body:
+            targets = [line.target] if isinstance(line, ast.AnnAssign) else getattr(line, "targets", [])
+            for target in targets:
+                if isinstance(target, ast.Name):
+                    # Of a name that is assigned again, a plan cannot tell what it stands for.
+                    value = line.value if target.id not in self.values else None  # type: ignore[attr-defined]
+                    self.values[target.id] = value
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        value = self.values.get(node.id)
+        return node if value is None else self.visit(value)
 
 
 def _origin(tree: ast.Module, module: str, base: ast.expr) -> tuple[str, str]:

@@ -165,6 +165,8 @@ def parse_row(text: str) -> tuple[str, dict[str, OptionValue]]:
         name, equals, value = assignment.partition("=")
         if not equals or not name:
             raise UserError(f"{assignment!r} is no option: write name=value")
+        if name in options:
+            raise UserError(f"{text!r} gives {name} twice: leave one")
         options[name] = parse_option(value)
     return method, options
 

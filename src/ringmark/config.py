@@ -119,6 +119,16 @@ def all_of(entry: str) -> list[str]:
     return catalog.named(kind)
 
 
+def unread(config: Config) -> list[str]:
+    """What a plan has to say of options that it could not hold against their methods."""
+    given = {parse_row(row)[0] for grid in config.grids for row in rows(grid) if parse_row(row)[1]}
+    return [
+        f"note: the options of {method} are not literals in its file: only a run tells whether they are right"
+        for method in sorted(given)
+        if catalog.options(method) is None
+    ]
+
+
 def blocks(config: Config) -> list[list[Cell]]:
     """Cells that a reader compares, together: same shape, length and phase, over all grids and kernels."""
     found: dict[tuple[Shape, int, Phase], dict[Cell, None]] = {}

@@ -4,7 +4,8 @@
     choices = {"wire": ("auto", "native", "float32")}
 
 An option is one of its choices; one without choices is a whole number, 0 or more. A class adds to what the
-class above it says. Both are literals, so that a plan can read them from the file (catalog.py).
+class above it says. Both are literals, or constants of the same file, so that a plan can read them from it
+(catalog.py).
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from pathlib import Path
 
 from ringmark import config as configs
@@ -25,6 +26,8 @@ def run(args: argparse.Namespace) -> int:
     config = configs.read(args.config)
     if args.cluster is not None:
         config = dataclasses.replace(config, cluster=args.cluster)
+    for note in configs.unread(config):
+        print(note, file=sys.stderr)
     rate = args.tflops or cost.assumed_tflops(config)
     total = 0.0
     print(f"{'cell':<90} {'about':>9}")

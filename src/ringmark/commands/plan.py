@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from ringmark import aside, record, schema
@@ -30,6 +31,8 @@ def run(args: argparse.Namespace) -> int:
         config = configs.read(args.config)
     else:
         config = configs.from_data(parsed(args.from_json), "--from-json")
+    for note in configs.unread(config):
+        print(note, file=sys.stderr)
     planned = write(config, args.results, configs.jobs(config, args.results), args.again)
     print(f"{len(configs.cells(config)) * config.repeats} cells in {len(planned)} jobs of {config.campaign}")
     return 0

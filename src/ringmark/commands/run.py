@@ -117,6 +117,8 @@ def cell_of(args: argparse.Namespace, gpus: int) -> Cell:
         name, equals, value = assignment.partition("=")
         if not equals:
             raise UserError(f"--option {assignment!r} is no assignment: write NAME=VALUE")
+        if name in options:
+            raise UserError(f"--option {assignment}: {name} is given twice: leave one")
         options[name] = parse_option(value)
     mesh = MeshShape.parse(args.mesh) if args.mesh else MeshShape(1, gpus or 2)
     host.check_fits(mesh, gpus)
