@@ -116,6 +116,8 @@ def test_a_job_is_read_back_equal(tmp_path: Path) -> None:
         ({"grid": [GRID]}, "did you mean 'grids'?"),
         (with_grid(phases=["fwd_bw"]), "did you mean 'fwd_bwd'?"),
         (with_grid(shapes=[{"num_heads_q": 5, "num_heads_kv": 2}]), "does not divide"),
+        (with_grid(shapes=[{"num_heads_q": 2, "num_heads_kv": 0}]), "num_heads_kv is 0"),
+        (with_grid(shapes=[{"num_heads_kv": None}]), "num_heads_kv must be a whole number"),
         ({"measure": {"warmpu": 3}}, "did you mean 'warmup'?"),
         ({"measure": {"warmup": 1}}, "at least 3 untimed iterations"),
         ({"measure": {"min_iterations": 9, "max_iterations": 3}}, "not below it"),
@@ -146,6 +148,17 @@ def test_mistakes_name_the_key_and_the_nearest_valid_one(change: dict, says: str
     with pytest.raises(UserError) as caught:
         configs.from_data({**SMALL, **change}, "config/mine.yaml")
     assert says in str(caught.value)
+
+
+def test_kv_heads_are_as_many_as_query_heads_where_neither_a_config_nor_run_says_otherwise() -> None:
+    config = configs.from_data(with_grid(shapes=[{"num_heads_q": 2}, {}]), "c")
+    assert [str(shape) for shape in config.grids[0].shapes] == [
+        "b1-hq2-hkv2-d128-bf16-causal",
+        "b1-hq40-hkv40-d128-bf16-causal",
+    ]
+    words = ["run", "--method", "ring", "--seqlen", "512", "--heads", "2", "--dtype", "bf16"]
+    asked = run.cell_of(cli.build_parser().parse_args(words), gpus=0)
+    assert asked.shape == config.grids[0].shapes[0]
 
 
 def test_run_asks_of_one_cell_what_a_config_asks_of_all() -> None:

@@ -33,12 +33,14 @@ class Shape:
 
     batch: int = 1
     num_heads_q: int = 40
-    num_heads_kv: int = 40
+    num_heads_kv: int = None  # type: ignore[assignment]  # as many as query heads: set below
     head_dim: int = 128
     dtype: Dtype = "bf16"
     mask: Mask = "causal"
 
     def __post_init__(self) -> None:
+        if self.num_heads_kv is None:
+            object.__setattr__(self, "num_heads_kv", self.num_heads_q)
         for name in ("batch", "num_heads_q", "num_heads_kv", "head_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: give a number of at least 1")
