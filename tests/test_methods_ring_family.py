@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from world import run_world
 Options = dict[str, OptionValue]
 
 TOLERANCE = 1e-5  # float32 against float64, every result of every rank
+EVERYWHERE = {"ring", "zigzag", "stripe", "double_ring", "burst"}  # these take a cell on every mesh below
 MESHES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2), (2, 4)]
 
 # A method that is not listed runs with its defaults: a new file is tested from the day it is there.
@@ -89,8 +91,25 @@ def test_every_method_is_exact_on_every_mesh(nodes: int, gpus: int) -> None:
         bad = {row: error for row, error in worst.items() if not error <= TOLERANCE}
         assert not bad, f"rank {rank}: {bad}"
     seen = {row.split(" ")[0] for row in by_rank[0]}
-    assert {"ring", "zigzag", "stripe", "double_ring", "burst"} <= seen
+    assert seen >= EVERYWHERE
     assert ("single" in seen) == (nodes * gpus == 1)
+    if (
+        nodes == 1 and gpus <= 2
+    ):  # nothing here is hard to deal out: whoever refuses all of it is never tested
+        idle = {name for name, _ in rows(gpus) if not methods.load(name)().unavailable()} - seen
+        assert not idle, f"{sorted(idle)} refuse every cell of 96 or 48 tokens and 4 heads on {nodes}x{gpus}"
+
+
+def test_a_method_that_refuses_everything_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "idle.py").write_text(
+        "from ringmark.methods import ring\nclass Method(ring.Method):\n"
+        "    def unsupported(self, cell): return 'not today'\n"
+    )
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
+    with pytest.raises(AssertionError, match=r"\['idle'\] refuse every cell"):
+        test_every_method_is_exact_on_every_mesh(1, 1)
 
 
 # Hard inputs, on a 2 x 2 mesh
@@ -126,6 +145,7 @@ def check_hard_inputs(mesh: Mesh, hard: Problem, usual: Problem) -> dict[str, di
 
 def test_steep_logits_are_exact_and_results_do_not_change_from_call_to_call() -> None:
     for by_row in run_world(4, check_hard_inputs, steep(), exact.make(64, heads=(4, 4)), nodes=2):
+        assert {row.split(" ")[0] for row in by_row} >= EVERYWHERE
         for row, by_name in by_row.items():
             # A float32 log-sum-exp of 1e4 is rounded to 1e-3, and the weights of blocks that tie with it.
             # dq and dk cancel to nearly nothing here: there is no size to hold them against.
