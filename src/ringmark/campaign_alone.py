@@ -220,9 +220,9 @@ def names(one: Record) -> Iterator[str]:
     if one.ran.world_size != one.cell.world_size:
         yield f"{one.ran.world_size} ranks ran, the mesh is {one.cell.mesh}"
     ours = one.ran.implementation == "ringmark"
-    if one.cell.method in catalog.peer_names() and ours:
+    if ours and one.cell.method in catalog.peer_names():  # the folder is looked at last: it takes longest
         yield f"{one.cell.method} is somebody else's, and the record says that ringmark's own code ran"
-    if one.cell.method in catalog.native_names() and not ours:
+    if not ours and one.cell.method in catalog.native_names():
         yield f"{one.cell.method} is ringmark's own, and the record says that {one.ran.implementation} ran"
     asked = one.cell.kernel
     if asked != "auto" and one.ran.implementation == "ringmark" and one.ran.kernel != asked:
