@@ -15,6 +15,7 @@ from ringmark.cell import Cell, MeshShape, OptionValue, Shape
 from ringmark.comm.mesh import Mesh, start
 from ringmark.errors import UserError
 from ringmark.kernels.base import Kernel
+from ringmark.methods.base import reason_of
 
 DTYPE_NAMES = {
     torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
@@ -45,8 +46,7 @@ class Attention:
         self.name, self.mesh, self.causal, self.kernel, self.scale = name, mesh, causal, kernel, scale
         self._method = natives.load(name)(**options)
         self._kernels: dict[tuple[Shape, int, torch.device], Kernel] = {}
-        reason = self._method.unavailable()
-        if reason:
+        if reason := reason_of("unavailable()", self._method.unavailable()):
             raise UserError(f"{name} cannot run here: {reason}")
         self._method.layout_on(mesh.gpus, mesh.world_size)  # a degree that does not fit is told now
 
@@ -79,8 +79,7 @@ class Attention:
             seqlen_global = seqlen_local * self.mesh.world_size
             mesh_shape = MeshShape(self.mesh.nodes, self.mesh.gpus)
             cell = Cell(self.name, seqlen_global, shape, mesh=mesh_shape, options=self._method.options)
-            reason = self._method.unsupported(cell)
-            if reason:
+            if reason := reason_of("unsupported(cell)", self._method.unsupported(cell)):
                 raise UserError(f"{self.name}: {reason}")
             self._kernels[known] = kernels.select(self.kernel, shape, q.device)
         return self._kernels[known]

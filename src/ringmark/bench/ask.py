@@ -9,19 +9,13 @@ from multiprocessing import get_context
 from ringmark.bench.measure import Refusal, method_of, refusal_of
 from ringmark.cell import Cell
 from ringmark.errors import UserError, in_words
-from ringmark.methods.base import check_reason
 from ringmark.record import Status
-
-_ASKED = {Status.UNAVAILABLE: "unavailable()", Status.UNSUPPORTED: "unsupported(cell)"}
 
 
 def refusal(cell: Cell) -> Refusal | None:
     """Why the method cannot run the cell, as its record would say, or None."""
     try:
-        found = refusal_of(method_of(cell), cell)
-        if found is not None:
-            check_reason(_ASKED[found[0]], found[1])
-        return found
+        return refusal_of(method_of(cell), cell)
     except UserError as error:
         return Status.UNSUPPORTED, str(error)
     except ImportError as error:

@@ -22,7 +22,7 @@ from ringmark.comm.mesh import Mesh
 from ringmark.errors import UserError
 from ringmark.job import Item
 from ringmark.kernels.base import Kernel
-from ringmark.methods.base import Method
+from ringmark.methods.base import Method, reason_of
 from ringmark.record import Asked, Check, Failure, Ran, Record, Series, Status, TensorError, Timing, headline
 
 Refusal = tuple[Status, str]
@@ -131,11 +131,9 @@ def method_of(cell: Cell) -> Method:
 
 
 def refusal_of(method: Method, cell: Cell) -> Refusal | None:
-    reason = method.unavailable()
-    if reason:
+    if reason := reason_of("unavailable()", method.unavailable()):
         return Status.UNAVAILABLE, reason
-    reason = method.unsupported(cell)
-    if reason:
+    if reason := reason_of("unsupported(cell)", method.unsupported(cell)):
         return Status.UNSUPPORTED, reason
     missing = kernels.availability().get(cell.kernel)
     return (Status.UNAVAILABLE, f"kernel {cell.kernel}: {missing}") if missing else None

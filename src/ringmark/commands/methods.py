@@ -66,8 +66,6 @@ def peer_lines(peer: Method) -> list[str]:
 
 def missing(method: Method) -> str | None:
     """Why it cannot run here, or None."""
-    from ringmark.methods.base import check_reason
+    from ringmark.methods.base import reason_of
 
-    reason = method.unavailable()
-    check_reason("unavailable()", reason)
-    return reason
+    return reason_of("unavailable()", method.unavailable())

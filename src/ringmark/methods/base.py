@@ -119,10 +119,11 @@ def load_class(module: str) -> type[Method]:
     return found
 
 
-def check_reason(asked: str, reason: object) -> None:
-    """Refuse what a method answers where it should say why not, in a sentence, or None."""
-    if reason is not None and not isinstance(reason, str):
-        raise TypeError(f"{asked} gives {reason!r}: return a sentence that says why not, or None")
+def reason_of(asked: str, answer: object) -> str | None:
+    """What a method answers where it should say why not, in a sentence, or None; anything else is refused."""
+    if answer is not None and not isinstance(answer, str):
+        raise TypeError(f"{asked} gives {answer!r}: return a sentence that says why not, or None")
+    return answer
 
 
 def _stated(kind: Any) -> Options:
