@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 import yaml
 
 from make_records import make
-from ringmark import cli, dag, job, record, supervise
+from ringmark import aside, cli, dag, job, record, state, supervise
 from ringmark import config as configs
+from ringmark.cluster import Cluster
 from ringmark.errors import UserError
 
 CONFIG: dict[str, Any] = {
@@ -103,6 +105,56 @@ def test_what_fails_in_the_same_question_leaves_the_record(capsys: pytest.Captur
     assert cli.main(["plan", "c.yaml", "--again"]) == 0
     assert planned("c.yaml").pending() == []
     assert files() == before
+
+
+@pytest.fixture
+def edited(measured: Path) -> Path:
+    """The first of the two records is of other files of ringmark, the second of these."""
+    first, second = (Path(item.out) for item in planned("c.yaml").items)
+    for path, tree in ((first, "a" * 40), (second, state.tree_here())):
+        found = record.read(path)
+        found.environment["source"]["tree"] = tree
+        record.write(found, path)
+    return measured
+
+
+@pytest.mark.usefixtures("edited")
+def test_records_of_another_state_are_kept_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """A method was edited, and its old times stood there as if they were of the new code."""
+    before = files()
+    says = "1 record was measured by another state of ringmark (tree aaaaaaaaaaaa; here it is "
+    job.save(planned("c.yaml"), Path("j.json"))
+    for argv in (["plan", "c.yaml"], ["campaign", "c.yaml"], ["job", "j.json"]):
+        assert cli.main(argv) == 0
+        assert capsys.readouterr().out.count(says) == 1, argv
+    assert {name: text for name, text in files().items() if name in before} == before
+    dag.Campaign.from_snakemake(CONFIG).check()
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("edited")
+def test_again_moves_what_another_state_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = (Path(item.out) for item in planned("c.yaml").items)
+    before = first.read_bytes()
+    named = re.escape(planned("c.yaml").items[1].cell.key)
+    assert cli.main(["campaign", "c.yaml", "--again", "--match", f"^{named}$"]) == 0
+    assert first.exists(), "what is not measured again stays"
+    capsys.readouterr()
+    assert cli.main(["plan", "c.yaml", "--again"]) == 0
+    said = capsys.readouterr().out
+    assert "another state" not in said
+    (moved,) = Path(said.split("are in ")[1].split()[0]).rglob("*.json")
+    assert moved.read_bytes() == before
+    assert planned("c.yaml").pending() == [0]
+    assert second.exists()
+
+
+@pytest.mark.usefixtures("edited")
+def test_an_image_has_a_state_of_its_own() -> None:
+    """What runs in an image is not the files beside the planner: nothing can be said of them."""
+    inside = Cluster(name="x", fabric="tcp", gpus_per_node=2, cpus_per_node=2, runtime="docker")
+    assert aside.told([planned("c.yaml")]) is not None
+    assert aside.told([dataclasses.replace(planned("c.yaml"), cluster=inside)]) is None
 
 
 @pytest.mark.parametrize(

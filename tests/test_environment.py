@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ringmark
-from ringmark import flags
+from ringmark import flags, state
 from ringmark.bench import environment, memory, nvml, problem
 from ringmark.cell import Cell, MeshShape, Shape
 from ringmark.comm.mesh import Mesh
@@ -103,9 +103,9 @@ def test_the_tree_is_what_git_calls_these_files(tmp_path: Path) -> None:
     said = subprocess.run([*git, "write-tree"], capture_output=True, text=True, check=True).stdout.strip()
     (tmp_path / "a" / "__pycache__").mkdir()
     (tmp_path / "a" / "__pycache__" / "one.pyc").touch()
-    assert environment.tree_id(tmp_path) == said
+    assert state.tree_id(tmp_path) == said
     (tmp_path / "z").write_text("changed")
-    assert environment.tree_id(tmp_path) != said
+    assert state.tree_id(tmp_path) != said
 
 
 def test_a_package_outside_any_checkout_has_no_commit(

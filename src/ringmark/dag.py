@@ -83,14 +83,17 @@ class Campaign:
         return submit.minutes(next(job for job in self.jobs if job.id == job_id), self.config)
 
     def check(self, configfiles: Iterable[str | Path] = ()) -> None:
-        """Before anything is planned: no key is given twice, and no record would be replaced."""
+        """Before anything is planned: no key comes twice, no record would be replaced; old code is told."""
         try:
             for path in map(Path, configfiles):  # Snakemake has read them, and took the last of two keys
                 if path.suffix in (".yaml", ".yml"):
                     yamlfile.read(path, "config")
             aside.check(self.config.campaign, [item for job in self.jobs for item in job.items])
+            sentence = aside.told(self.jobs)
         except UserError as error:
             raise SystemExit(f"ringmark: {error}") from None
+        if sentence:  # jobs that have all their records are not started, and could not say it
+            print(f"ringmark: {sentence}", file=sys.stderr)
 
     def announce(self) -> None:
         """Say what a campaign on a cluster will do: cells, node-minutes, the commands of one job."""

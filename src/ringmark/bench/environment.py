@@ -8,7 +8,6 @@ these no value that is a path or whose name speaks of a secret.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import platform
 import re
@@ -26,6 +25,7 @@ import ringmark
 from ringmark.bench import nvml
 from ringmark.bench.nvml import absent, ask
 from ringmark.comm.mesh import Mesh
+from ringmark.state import tree_here
 
 VARIABLE_PREFIXES = (
     "NCCL_",
@@ -122,23 +122,7 @@ def source() -> dict[str, Any]:
     `git rev-parse COMMIT:src/ringmark` says of the commit that they are of.
     """
     folder = Path(ringmark.__file__).parent
-    return {"version": ringmark.__version__, **_commit(folder), "tree": ask(partial(tree_id, folder))}
-
-
-def tree_id(folder: Path) -> str:
-    """git's name for a folder with these files in it."""
-    entries = []
-    for path in sorted(folder.iterdir(), key=lambda path: path.name + "/" * path.is_dir()):
-        if path.name == "__pycache__" or path.name.startswith("."):
-            continue
-        name = tree_id(path) if path.is_dir() else _git_id("blob", path.read_bytes())
-        mode = "40000" if path.is_dir() else "100644"
-        entries.append(f"{mode} {path.name}\0".encode() + bytes.fromhex(name))
-    return _git_id("tree", b"".join(entries))
-
-
-def _git_id(kind: str, content: bytes) -> str:
-    return hashlib.sha1(f"{kind} {len(content)}\0".encode() + content, usedforsecurity=False).hexdigest()
+    return {"version": ringmark.__version__, **_commit(folder), "tree": ask(tree_here)}
 
 
 def _commit(folder: Path) -> dict[str, Any]:

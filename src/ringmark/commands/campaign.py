@@ -29,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--repeat", type=index, help="only this repeat, counted from 0")
     parser.add_argument(
-        "--again", action="store_true", help="move records that were asked for otherwise aside first"
+        "--again",
+        action="store_true",
+        help="first move aside what was asked for otherwise, or measured by another state of ringmark",
     )
 
 
@@ -45,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     supervise.check_writable(jobs_folder)
     counts: Counter[str] = Counter()
     with supervise.only_one(jobs_folder, f"campaign {config.campaign}"):
-        planned = plan.write(config, args.results, wanted, args.again)
+        planned = plan.write(config, args.results, wanted, args.again, part)
         if part is not None:
             path = Path(f"{part.folder}.job.json")
             jobs.save(part, path)

@@ -6,8 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
+from ringmark import aside, record, supervise
 from ringmark import job as jobs
-from ringmark import record, supervise
 
 HELP = "measure the cells of one job file (the workflow calls this; a rerun continues where it ended)"
 
@@ -21,6 +21,8 @@ def run(args: argparse.Namespace) -> int:
     job = jobs.load(args.job)
     if args.done:
         supervise.check_writable(args.done.parent)
+    if sentence := aside.told([job]):
+        print(sentence)
     found = supervise.run(job, args.job)
     if args.done:
         listing = [{"record": item.out, "status": one.status.value} for item, one in zip(job.items, found)]

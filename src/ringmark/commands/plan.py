@@ -20,7 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from-json", metavar="TEXT", help="the config itself, instead of a file")
     parser.add_argument("--results", type=Path, default=Path("results"), help="where campaigns live")
     parser.add_argument(
-        "--again", action="store_true", help="move records that were asked for otherwise aside first"
+        "--again",
+        action="store_true",
+        help="first move aside what was asked for otherwise, or measured by another state of ringmark",
     )
 
 
@@ -64,15 +66,28 @@ def check_name(config: configs.Config, folder: Path) -> None:
 
 
 def write(
-    config: configs.Config, results: Path, wanted: list[jobs.Job], again: bool = False
+    config: configs.Config,
+    results: Path,
+    wanted: list[jobs.Job],
+    again: bool = False,
+    part: jobs.Job | None = None,
 ) -> list[tuple[jobs.Job, Path]]:
-    """The jobs with the files that they were written to; `again` moves records of another question aside."""
+    """The jobs with the files that they were written to.
+
+    `again` moves aside the records of another question, and those that another state of ringmark measured: of
+    these only the ones of `part`, where no more than that will be measured.
+    """
     folder = results / config.campaign
     check_name(config, folder)
     items = [item for job in wanted for item in job.items]
-    if again and (moved := aside.move(folder, items)):
-        print(f"records that were asked for otherwise are in {moved}")
+    meant = wanted if part is None else [part]
+    if again:
+        old = [item for item, _ in (*aside.asked_otherwise(items), *aside.by_another_state(meant))]
+        if moved := aside.move(folder, old):
+            print(f"records that were asked for otherwise, or measured by another ringmark, are in {moved}")
     aside.check(config.campaign, items)
+    if sentence := aside.told(meant):
+        print(sentence)
     record.write_atomic(folder / "campaign.json", json.dumps(schema.dump(config), indent=1) + "\n")
     planned = []
     for job in wanted:
