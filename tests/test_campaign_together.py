@@ -221,3 +221,54 @@ def test_one_commit_of_two_trees_is_a_name_that_is_not_true(campaign: Path) -> N
     edit(campaign, LONG_RING, put("environment", "source", to=lambda x: {**x, "tree": "b" * 40}))
     (problem,) = campaign_check.check(campaign).problems
     assert "one of them measured something else" in str(problem)
+
+
+def _source(commit: str, tree: str | None = None, dirty: Any = True) -> Any:
+    named = {"version": "0.1.0", "git_commit": commit * 40, "git_dirty": dirty}
+    return put("environment", "source", to=named | ({"tree": tree * 40} if tree else {}))
+
+
+def _all(campaign: Path, change: Any) -> None:
+    for path in campaign.glob("records/**/*.json"):
+        edit(campaign, str(path.relative_to(campaign)), change)
+
+
+def test_a_checkout_with_changes_is_one_state_while_its_files_are_the_same(campaign: Path) -> None:
+    """Every record of a changed checkout counted as two states: its commit, and that with changes."""
+    for tree in ("a", None):
+        _all(campaign, _source("c", tree))
+        assert campaign_check.check(campaign).findings == []
+
+
+def test_two_states_of_one_changed_checkout_are_told_and_contradict_nothing(campaign: Path) -> None:
+    """A method was added or edited between two runs: the records say that the commit had changes."""
+    _all(campaign, _source("c", "a"))
+    edit(campaign, RING_BOTH, _source("c", "b"))
+    checked = campaign_check.check(campaign)
+    assert checked.problems == []
+    notes = "\n".join(map(str, checked.findings))
+    for tree in "ab":
+        assert f"cccccccccccc with local changes (tree {tree * 12})" in notes
+
+
+def test_what_another_state_of_a_changed_checkout_measured_is_no_bound_and_no_forward(campaign: Path) -> None:
+    _all(campaign, _source("c", "a"))
+    edit(campaign, RING_BOTH, _another_run)
+    edit(campaign, RING_BOTH, lambda data: scaled_times(data, 0.2))
+    (problem,) = campaign_check.check(campaign).problems
+    assert "its forward alone" in str(problem)
+    edit(campaign, RING_BOTH, _source("c", "b"))
+    checked = campaign_check.check(campaign)
+    assert checked.problems == []
+    (note,) = (str(one) for one in checked.findings if "bound" in one.sentence)
+    state = "cccccccccccc with local changes (tree "
+    assert f"by its commit ({state}bbbbbbbbbbbb)), only by {state}aaaaaaaaaaaa)" in note
+
+
+def test_one_clean_commit_of_two_trees_says_what_to_do(campaign: Path) -> None:
+    for dirty in (False, {"value": None, "reason": "the commit was given by name"}):
+        _all(campaign, _source("c", "a", dirty))
+        edit(campaign, RING_BOTH, _source("c", "b", dirty))
+        (problem,) = campaign_check.check(campaign).problems
+        assert "commit cccccccccccc is the tree bbbbbbbbbbbb here and aaaaaaaaaaaa in" in str(problem)
+        assert "ringmark campaign CONFIG --again" in str(problem)

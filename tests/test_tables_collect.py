@@ -99,6 +99,19 @@ def test_a_bound_of_another_commit_is_none(tmp_path):
     assert rows["burst"].program == "0.1.0 at commit bbbbbbbbbbbb"
 
 
+def test_two_states_of_one_changed_checkout_are_two_programs(tmp_path):
+    records = []
+    for method, ms, tree in (("single", 4.0, "a"), ("ring", 8.0, "a"), ("burst", 8.0, "b")):
+        made = make_records.make(cell(method), median_ms=ms, run_id=method)
+        source = {"version": "0.1.0", "git_commit": "c" * 40, "git_dirty": True, "tree": tree * 40}
+        made.environment["source"] = source
+        records.append(made)
+    folder = make_records.write_campaign(tmp_path / "c", records)
+    rows = {row.method: row for row in collect.collect(campaign.find(str(folder))).rows}
+    assert (rows["ring"].bound_from, rows["burst"].bound_from) == ("campaign", None)
+    assert rows["burst"].program == f"0.1.0 at commit {'c' * 12} with local changes (tree {'b' * 12})"
+
+
 def test_the_bound_is_the_fastest_of_its_rows_each_the_median_of_its_repeats(tmp_path):
     def single(ms: float, repeat: int = 0, run_id: str = "r1", **options: int) -> record.Record:
         one = Cell("single", 512, make_records.SMALL, "fwd", MeshShape(1, 2), "auto", options)

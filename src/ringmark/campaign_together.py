@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ringmark import flops, stats
+from ringmark import flops, state, stats
 from ringmark.cell import BOUND
 from ringmark.record import Record, Status
 
@@ -70,7 +70,7 @@ def backward_within_peak(found: Named) -> Iterator[Finding]:
 
 
 def _with_forward(found: Named) -> Iterator[tuple[str, Record, Record]]:
-    """Each timed fwd_bwd with its forward: that of its own run, else the fastest of the same commit."""
+    """Each timed fwd_bwd with its forward: that of its own run, else the fastest of the same state."""
     forwards: dict[Any, Record] = {}
     for _, one in found:
         if one.timing and one.cell.phase == "fwd":
@@ -89,18 +89,12 @@ def _places(one: Record) -> list[tuple[Any, ...]]:
     """Where the other phase of a cell is looked for, in this order."""
     cell, ran = one.cell, one.ran
     same = (cell.row, cell.shape, cell.mesh, cell.kernel, cell.seqlen_global, ran and ran.kernel)
-    return [("run", ran and ran.run_id, one.asked.repeat, *same), ("commit", _commit(one), *same)]
+    return [("run", ran and ran.run_id, one.asked.repeat, *same), ("state", _state(one), *same)]
 
 
-def _commit(one: Record) -> str | None:
-    """The commit of ringmark that measured, where it is known."""
-    return _of_source(one, "git_commit")
-
-
-def _of_source(one: Record, name: str) -> str | None:
-    source = one.environment.get("source")
-    found = source.get(name) if isinstance(source, dict) else None
-    return found if isinstance(found, str) else None
+def _state(one: Record) -> str | None:
+    """The state of ringmark that measured, where it is known."""
+    return state.named(state.source_of(one))
 
 
 def _summary(one: Record) -> stats.Summary:
@@ -209,28 +203,31 @@ def _shown(text: str, other: str, most: int = 60) -> str:
 
 
 def program(found: Named) -> Iterator[Finding]:
-    """Worth knowing: records made by different commits of ringmark, or by a changed checkout.
+    """Worth knowing: records made by different commits of ringmark, or by checkouts with different changes.
 
-    One commit whose files were not the same everywhere is a problem: a name was given that is not true.
+    One commit whose files were not the same everywhere, and no record that says they were changed, is a
+    problem: a name was given that is not true.
     """
-    commits: dict[str, str] = {}
-    for where, one in found:
-        commit = _commit(one)
-        if commit is not None:
-            commits.setdefault(commit, where)
-            if one.environment["source"].get("git_dirty") is True:
-                commits.setdefault(f"{commit} with local changes", where)
+    states: dict[str, str] = {}
     trees: dict[str, tuple[str, str]] = {}
     for where, one in found:
-        commit, tree = _commit(one), _of_source(one, "tree")
-        if commit is not None and tree is not None:
-            first, there = trees.setdefault(commit, (tree, where))
-            if tree != first:
-                sentence = f"commit {commit[:12]} is the tree {tree[:12]} here and {first[:12]} in {there}"
-                yield Finding(where, f"{sentence}: one of them measured something else")
-    if len(commits) > 1:
-        listed = ", ".join(commit[:12] + commit[40:] for commit in commits)
-        yield Finding(next(iter(commits.values())), f"several states of ringmark measured: {listed}", False)
+        named, tree = _state(one), state.tree_of(one)
+        if named is None:
+            continue
+        states.setdefault(named, where)
+        if tree is None or state.is_changed(state.source_of(one)):
+            continue
+        first, there = trees.setdefault(named, (tree, where))
+        if tree != first:
+            yield Finding(
+                where,
+                f"{named} is the tree {tree[:12]} here and {first[:12]} in {there}: one of them measured "
+                "something else; 'ringmark campaign CONFIG --again' moves aside what other files than those "
+                "here have measured, and measures it again",
+            )
+    if len(states) > 1:
+        listed = ", ".join(map(_short, states))
+        yield Finding(next(iter(states.values())), f"several states of ringmark measured: {listed}", False)
 
 
 def checked_less(found: Named) -> Iterator[Finding]:
@@ -249,28 +246,32 @@ def checked_less(found: Named) -> Iterator[Finding]:
 
 
 def bounds(found: Named) -> Iterator[Finding]:
-    """Every timed row has its bound, the same kernel alone by the same commit; none is clearly faster."""
+    """Every timed row has its bound, the same kernel alone by the same state; none is clearly faster."""
     alone: dict[tuple[Any, ...], dict[str | None, float]] = defaultdict(dict)
     for _, one in found:
         if one.timing and one.cell.method == BOUND:
-            known, commit = alone[_problem(one)], _commit(one)
-            known[commit] = min(_summary(one).median, known.get(commit, math.inf))
+            known, by = alone[_problem(one)], _state(one)
+            known[by] = min(_summary(one).median, known.get(by, math.inf))
     for where, one in found:
         if one.timing is None or one.cell.method == BOUND or _own_kernel(one) is None:
             continue
         known, time_ms = alone.get(_problem(one), {}), _summary(one).median
-        bound = known.get(_commit(one))
+        bound = known.get(_state(one))
         if bound is None:
-            yield Finding(where, NO_BOUND + _only_by(known, _commit(one)), False)
+            yield Finding(where, NO_BOUND + _only_by(known, _state(one)), False)
         elif bound > _FASTER_THAN_BOUND * time_ms:
             sentence = f"{time_ms:.3f} ms is less than its bound, {bound:.3f} ms for the same work alone"
             yield Finding(where, sentence, False)
 
 
-def _only_by(commits: Iterable[str | None], mine: str | None) -> str:
+def _only_by(states: Iterable[str | None], mine: str | None) -> str:
     """A bound that another state of ringmark measured is none: kernels and engine may have changed."""
-    others = ", ".join(sorted((commit or "unknown")[:12] for commit in commits))
-    return f" by its commit ({(mine or 'unknown')[:12]}), only by {others}" if others else ""
+    others = ", ".join(sorted(_short(other) for other in states))
+    return f" by its commit ({_short(mine)}), only by {others}" if others else ""
+
+
+def _short(named: str | None) -> str:
+    return (named or "unknown").removeprefix("commit ")
 
 
 def _problem(one: Record) -> tuple[Any, ...]:

@@ -6,7 +6,9 @@ No torch: it is asked where campaigns are planned as well.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import ringmark
 from ringmark.record import Record
@@ -17,11 +19,38 @@ def tree_here() -> str:
     return tree_id(Path(ringmark.__file__).parent)
 
 
+def source_of(found: Record) -> dict[str, Any]:
+    """What a record says of the ringmark that measured it; nothing, where it does not."""
+    source = found.environment.get("source")
+    return source if isinstance(source, dict) else {}
+
+
 def tree_of(found: Record) -> str | None:
     """The tree that measured a record, where it says so."""
-    source = found.environment.get("source")
-    tree = source.get("tree") if isinstance(source, dict) else None
-    return tree if isinstance(tree, str) else None
+    return _text(source_of(found), "tree")
+
+
+def named(source: Mapping[str, Any]) -> str | None:
+    """The state in words: the commit, and what tells its changed checkouts apart; None where none is known.
+
+    Two states of one checkout with changes are two programs. Without a commit only the files can say which.
+    """
+    commit, tree = _text(source, "git_commit"), _text(source, "tree")
+    if commit is None:
+        return f"tree {tree[:12]}" if tree else None
+    if not is_changed(source):
+        return f"commit {commit[:12]}"
+    return f"commit {commit[:12]} with local changes" + (f" (tree {tree[:12]})" if tree else "")
+
+
+def is_changed(source: Mapping[str, Any]) -> bool:
+    """Whether the checkout is known to have had changes: the commit is then not all that measured."""
+    return source.get("git_dirty") is True
+
+
+def _text(source: Mapping[str, Any], name: str) -> str | None:
+    found = source.get(name)
+    return found if isinstance(found, str) else None
 
 
 def tree_id(folder: Path) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ringmark import state
 from ringmark.cell import Cell, Dtype, Mask, MeshShape, Shape
 from ringmark.record import Memory, Ran, Record, Timing, headline
 
@@ -86,7 +87,7 @@ class CellRow:
     checks: int  # how often the answer was checked: before the timing, and after it
     profile: str | None  # JSON: the figures of the slowest rank
     environment_id: str
-    program: str | None  # ringmark's version and commit
+    program: str | None  # ringmark's version and state: commit, local changes
     started_at: str | None
     path: str
 
@@ -146,10 +147,8 @@ def program_of(source: Mapping[str, Any]) -> str | None:
     """What measured, in words; an environment that does not say it has none."""
     if not source:
         return None
-    commit = source.get("git_commit")
-    named = f" at commit {commit[:12]}" if isinstance(commit, str) else ""
-    changed = " with local changes" if source.get("git_dirty") is True else ""
-    return f"{source.get('version')}{named}{changed}"
+    found = state.named(source)
+    return f"{source.get('version')} at {found}" if found else str(source.get("version"))
 
 
 def _json(value: object) -> str:
