@@ -272,3 +272,20 @@ def test_one_clean_commit_of_two_trees_says_what_to_do(campaign: Path) -> None:
         (problem,) = campaign_check.check(campaign).problems
         assert "commit cccccccccccc is the tree bbbbbbbbbbbb here and aaaaaaaaaaaa in" in str(problem)
         assert "ringmark campaign CONFIG --again" in str(problem)
+
+
+def test_a_method_that_counts_nothing_that_it_sends_is_told(campaign: Path) -> None:
+    """A new method's own traffic was recorded as none at all, and stood in the tables as a fact."""
+
+    def silent(data: dict[str, Any]) -> None:
+        data["ran"].update(bytes_sent_intra=0, bytes_sent_inter=0)
+
+    single = RING_BOTH.replace("ring/", "single/")
+    for one in (single, single.replace("_bwd", "")):
+        edit(campaign, one, silent)
+    assert campaign_check.check(campaign).findings == [], "the bound has nothing to send"
+    for one in (RING_BOTH, RING_BOTH.replace("_bwd", "")):
+        edit(campaign, one, silent)
+    (note,) = campaign_check.check(campaign).findings
+    assert not note.is_problem
+    assert "2 records of ring on several ranks say that nothing was sent, this is the first" in str(note)

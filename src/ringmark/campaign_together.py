@@ -245,6 +245,24 @@ def checked_less(found: Named) -> Iterator[Finding]:
             yield Finding(places[0], sentence, False)
 
 
+def uncounted(found: Named) -> Iterator[Finding]:
+    """Worth knowing: a method of ours that says it sent nothing, though every rank needs what others hold."""
+    silent: dict[str, list[str]] = defaultdict(list)
+    for where, one in found:
+        ran = one.ran
+        if one.status is not Status.PASSED or ran is None or ran.implementation != "ringmark":
+            continue
+        sent = (ran.bytes_sent_intra, ran.bytes_sent_inter)
+        if sent == (0, 0) and one.cell.world_size > 1 and one.cell.method != BOUND:
+            silent[one.cell.method].append(where)
+    for method, places in silent.items():
+        sentence = (
+            f"{len(places)} records of {method} on several ranks say that nothing was sent, this is the "
+            "first: what it sends past ringmark's own comm must be told to mesh.traffic"
+        )
+        yield Finding(places[0], sentence, False)
+
+
 def bounds(found: Named) -> Iterator[Finding]:
     """Every timed row has its bound, the same kernel alone by the same state; none is clearly faster."""
     alone: dict[tuple[Any, ...], dict[str | None, float]] = defaultdict(dict)
@@ -286,5 +304,6 @@ TOGETHER: tuple[Callable[[Named], Iterable[Finding]], ...] = (
     one_table_one_way,
     program,
     checked_less,
+    uncounted,
     bounds,
 )
