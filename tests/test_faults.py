@@ -28,7 +28,7 @@ inject = _inject()
 
 @pytest.mark.skipif(sys.platform != "linux", reason="faults are planted through /proc and Linux signals")
 def test_each_kind_of_end_becomes_its_record_and_the_rest_is_measured(tmp_path: Path) -> None:
-    kinds = ["wrong_answer", "missing_library", "exception", "limited_memory", "kill", "stop"]
+    kinds = ["wrong_answer", "missing_library", "exception", "limited_memory", "kill", "stop", "hang"]
     faults = inject.draw(len(kinds), ranks=2, seed=4, kinds=kinds)
     told: list[str] = []
     assert inject.run(faults, 2, tmp_path, told.append) == []
@@ -36,6 +36,8 @@ def test_each_kind_of_end_becomes_its_record_and_the_rest_is_measured(tmp_path: 
     said = "\n".join(told)
     for word in ("wrong", "unavailable", "crashed", "oom", "timeout"):
         assert word in said, "the person who waits is told of each"
+    (late,) = (fault.rank for fault in faults if fault.kind == "hang")
+    assert f"; rank {late} is in _hang (plant/sitecustomize.py:" in said, "and who keeps the others waiting"
 
 
 def test_a_fault_that_ends_otherwise_is_found_out(tmp_path: Path) -> None:

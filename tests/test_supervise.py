@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import torch
 
 from ringmark import diagnose, launch, record, supervise
 from ringmark import job as jobs
-from ringmark.bench import progress, worker
+from ringmark.bench import progress, stacks, worker
 from ringmark.bench.progress import Progress, RankFailure
 from ringmark.cell import Cell, MeshShape, Shape
 from ringmark.cli import main
@@ -22,6 +24,7 @@ from ringmark.comm.mesh import Mesh
 from ringmark.errors import UserError
 from ringmark.record import Asked, Failure, Record, Status
 from ringmark.row import headline_row
+from ringmark.schema import dump as dump_of
 
 # A world of one process, without torch: it reports as ranks do, and does with each cell what its method says.
 WORLD = """
@@ -319,6 +322,117 @@ def test_a_failure_names_the_authors_line_and_not_the_librarys() -> None:
         f"    {where}",
         "    the bound is oom: no memory",
     ]
+
+
+# Where the ranks of a hung world are.
+
+
+def dump(*frames: str, thread: str = "Current thread") -> str:
+    """A dump as faulthandler writes it; a frame is FILE:LINE:FUNCTION, the innermost first."""
+    lines = [f"{thread} 0x00007f01 (most recent call first):"]
+    for file, line, function in (frame.split(":") for frame in frames):
+        lines.append(f'  File "{file}", line {line} in {function}')
+    return "\n".join(lines) + "\n"
+
+
+BEAT = dump("/x/ringmark/bench/progress.py:93:_beat", thread="Thread")
+ATTEND = "/x/ringmark/methods/mine.py:42:attend"
+COLLECTIVE = "/x/torch/distributed/distributed_c10d.py:2800:all_reduce"
+HOP = "/x/ringmark/comm/line.py:30:wait"
+GPU = "/x/torch/cuda/__init__.py:1000:synchronize"
+ENGINE = "/x/torch/autograd/graph.py:800:_engine_run_backward"
+
+
+def test_a_hang_is_of_the_rank_for_which_the_others_wait() -> None:
+    found = {0: dump(COLLECTIVE, ATTEND), 1: BEAT + dump(ATTEND), 2: dump(HOP, ATTEND)}
+    failure = stacks.explained(Failure("no result within 5 s", None, None, "log"), found, AT, 3)
+    assert (
+        failure.reason
+        == "no result within 5 s; rank 1 is in attend (methods/mine.py:42), the others wait for it"
+    )
+    assert (failure.rank, failure.stage) == (1, "timing")
+    assert failure.detail is not None
+    assert failure.detail.startswith(
+        "log\nrank 0 is in\n  all_reduce (distributed/distributed_c10d.py:2800)\n"
+    )
+    assert failure.detail.endswith("rank 1 is in\n  attend (methods/mine.py:42)")
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {0: dump(COLLECTIVE), 1: dump(HOP), 2: dump(GPU)},
+        {0: dump(ATTEND), 1: dump(ATTEND), 2: dump(GPU)},
+        {0: dump(ATTEND), 1: dump(COLLECTIVE)},  # what the third does nobody knows
+    ],
+)
+def test_nobody_is_named_where_it_is_not_one(found: dict[int, str]) -> None:
+    failure = stacks.explained(Failure("no result within 5 s"), found, AT, 3)
+    assert (failure.reason, failure.rank) == ("no result within 5 s", None)
+    assert failure.detail is not None
+    assert "rank 1 is in" in failure.detail
+
+
+def test_who_has_stopped_answering_stays_the_one_to_blame() -> None:
+    blamed = Failure("rank 2 has stopped answering", 2, "check", "log")
+    failure = stacks.explained(blamed, {0: dump(ATTEND), 1: dump(COLLECTIVE)}, AT, 3)
+    assert (failure.reason, failure.rank, failure.stage) == (blamed.reason, 2, "check")
+    assert stacks.explained(blamed, {}, AT, 3) == blamed
+    assert stacks.explained(blamed, {0: "not a dump"}, AT, 3) == blamed
+
+
+def test_a_backward_is_where_autograd_runs_it() -> None:
+    behind = dump(ATTEND.replace("attend", "gradients"), thread="Thread")
+    (point, *_) = stacks.at_work(BEAT + behind + "\n" + dump(ENGINE, ATTEND))
+    assert str(point) == "gradients (methods/mine.py:42)"
+    (point, *_) = stacks.at_work(BEAT + dump(ENGINE, ATTEND))
+    assert point.function == "_engine_run_backward"
+
+
+def test_the_stacks_of_many_ranks_leave_room_for_the_one_that_matters() -> None:
+    found = {rank: dump(*[COLLECTIVE] * 30) for rank in range(64)} | {7: dump(*[ATTEND] * 30)}
+    failure = stacks.explained(Failure("hung"), found, {rank: AT[0] for rank in range(64)}, 64)
+    assert failure.rank == 7
+    assert failure.detail is not None
+    assert len(failure.detail) <= 4000
+    assert "rank 7 is in\n  attend" in failure.detail
+
+
+def test_an_agent_has_its_own_ranks_dump_their_stacks(tmp_path: Path) -> None:
+    rank = "import sys, time; from pathlib import Path; from ringmark.bench import progress, stacks\n"
+    rank += "folder = Path(sys.argv[1]); stacks.register(folder, 0)\n"
+    rank += "progress.Reporter(str(folder.parent), folder.name, 0)\ndef idle(): time.sleep(60)\nidle()"
+    progress.supervise(tmp_path)
+    started = subprocess.Popen([sys.executable, "-c", rank, str(tmp_path)])
+    other = Progress(0, "check", 0.0, "another-host", os.getppid())  # its number is here too, and not ours
+    (tmp_path / "rank1.json").write_text(json.dumps(dump_of(other)))
+    try:
+        threading.Thread(target=stacks.pass_on, args=(tmp_path, 2), daemon=True).start()
+        deadline = time.monotonic() + 30
+        while 0 not in progress.ranks(tmp_path, 2):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.5)
+        assert (tmp_path / "rank0.stack").read_text() == "", "nobody has asked yet"
+        found = stacks.gathered(tmp_path, 2, [], 20.0)
+        assert stacks.at_work(found[0])[0].function == "idle"
+        assert started.poll() is None, "it only says where it is"
+    finally:
+        started.kill()
+        started.wait()
+    stacks.keep(found, tmp_path / "log.txt")
+    assert "rank 0, when it was ended:" in (tmp_path / "log.txt").read_text()
+
+
+def test_ranks_that_say_nothing_do_not_keep_a_world_alive(tmp_path: Path) -> None:
+    (tmp_path / "rank0.stack").touch()
+    begun = time.monotonic()
+    assert stacks.gathered(tmp_path, 2, [], 1.0) == {}
+    assert 0.5 < time.monotonic() - begun < 10
+    begun = time.monotonic()
+    assert stacks.gathered(tmp_path, 2, [0], 30.0) == {}, "a rank that has stopped is not waited for"
+    assert stacks.gathered(tmp_path / "gone", 2, [], 30.0) == {}
+    assert time.monotonic() - begun < 10
 
 
 # What ranks and supervisor tell each other by files.

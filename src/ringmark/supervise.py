@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from ringmark import aside, diagnose, record
 from ringmark import job as jobs
-from ringmark.bench import progress
+from ringmark.bench import progress, stacks
 from ringmark.errors import UserError
 from ringmark.record import Failure, Record, Status
 from ringmark.site import Site
@@ -85,7 +85,7 @@ class World:
         self.told: set[int] = set()  # items whose record was seen
         progress.supervise(self.folder)
         command = site.command(job_file, items, self.run_id)
-        with open(self.log, "wb") as log:
+        with open(self.log, "ab") as log:  # stacks of a hang are added to what ranks say
             try:
                 self.process = subprocess.Popen(
                     command.argv,
@@ -115,8 +115,7 @@ class World:
                 limit = self.job.start_limit_s if current < 0 else self.job.cell_limit_s
                 if time.monotonic() - since > limit:
                     self.check_allocation()
-                    quiet = progress.silent(self.folder, self.job.mesh.world_size, SILENT_S)
-                    return self.end(diagnose.hung(where, quiet, limit, self.tail()), where)
+                    return self.hung(where, limit)
                 time.sleep(POLL_SHARED_S if self.site.hosts else POLL_S)
         finally:
             self.kill()
@@ -129,6 +128,17 @@ class World:
         where = progress.ranks(self.folder, size)
         said, codes = progress.failures(self.folder, size), progress.exits(self.folder, size)
         return self.end(diagnose.died(said, codes, where, self.process.returncode, self.tail()), where)
+
+    def hung(self, where: dict[int, progress.Progress], limit_s: float) -> End:
+        """The end of a world without progress: its ranks say where they are before it is ended."""
+        size = self.job.mesh.world_size
+        quiet = progress.silent(self.folder, size, SILENT_S)
+        status, failure = diagnose.hung(where, quiet, limit_s, self.tail())
+        found = stacks.gathered(self.folder, size, quiet, SEEN_S)
+        try:
+            return self.end((status, stacks.explained(failure, found, where, size)), where)
+        finally:
+            stacks.keep(found, self.log)
 
     def check_allocation(self) -> None:
         """An allocation that is cancelled, out of time or without a node is no cell's failure."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmark import job as jobs
-from ringmark.bench import progress
+from ringmark.bench import progress, stacks
 
 LEASE_S = 180.0  # well over the minute for which a shared file system may show an old beat
 
@@ -52,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
     if args.watch_supervisor:
         lease = progress.Lease(job.folder, args.run_id, LEASE_S)
         threading.Thread(target=end_without_supervisor, args=(lease,), daemon=True).start()
+    ranks_of = (Path(job.folder, args.run_id), job.mesh.world_size)
+    threading.Thread(target=stacks.pass_on, args=ranks_of, daemon=True).start()
     try:
         elastic_launch(launch_config(args, job), sys.executable)(
             "-m", "ringmark.bench.worker", args.job, args.items, args.run_id, str(os.getpid())

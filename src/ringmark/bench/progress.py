@@ -2,9 +2,11 @@
 
     <job folder>/<run id>/rank3.json      where the rank is: item, stage          (written at each stage)
     <job folder>/<run id>/rank3.beat      touched every second                    (a stopped process is not)
+    <job folder>/<run id>/rank3.stack     where its threads are, once it was asked    (of a world that hangs)
     <job folder>/<run id>/failure3.json   why the rank gave up: status, reason    (at most once)
     <job folder>/<run id>/exit3.json      how its process ended                   (by the agent)
-    <job folder>/<run id>/supervisor      touched at every look by the supervisor (agents end without it)
+    <job folder>/<run id>/supervisor      touched at every look by the supervisor (agents end without it);
+                                          holds a word once the ranks' stacks are wanted
 
 Files work alike on one host and on a cluster's shared file system, and survive every process.
 """
@@ -22,6 +24,7 @@ from typing import TypeVar
 from ringmark import record, schema
 
 T = TypeVar("T")
+_STACKS = "stacks"
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,19 @@ def exits(folder: Path, world_size: int) -> dict[int, int]:
 def supervise(folder: Path) -> None:
     """Say that the supervisor lives, without asking a clock: it may step back, a file server's be ahead."""
     (folder / "supervisor").touch()
+
+
+def ask_for_stacks(folder: Path) -> None:
+    """Ask all ranks for their stacks, in a file that is there: that a new one is there may be seen late."""
+    (folder / "supervisor").write_text(_STACKS)
+
+
+def stacks_asked(folder: Path) -> bool:
+    """Whether the supervisor wants the stacks; opening a file shows what another node has written."""
+    try:
+        return (folder / "supervisor").read_text() == _STACKS
+    except OSError:
+        return False
 
 
 class Lease:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from ringmark import host, record
 from ringmark import job as jobs
-from ringmark.bench import environment, gather, preflight
+from ringmark.bench import environment, gather, preflight, stacks
 from ringmark.bench.agent import die_with_parent
 from ringmark.bench.measure import measure_cell
 from ringmark.bench.progress import Reporter
@@ -39,6 +39,7 @@ def main() -> int:
     die_with_parent(int(parent))
     job = jobs.load(Path(job_file))
     rank = int(os.environ["RANK"])
+    stacks.register(Path(job.folder, run_id), rank)  # before it says where it is: then it may be asked
     reporter = Reporter(job.folder, run_id, rank)
     try:
         mesh = join(job)
