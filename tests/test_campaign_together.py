@@ -56,6 +56,24 @@ def test_times_that_the_noise_turned_round_are_a_note(campaign: Path) -> None:
     assert "within their intervals" in about[0].sentence
 
 
+def test_three_iterations_are_too_few_to_be_sure_of(campaign: Path) -> None:
+    """Their interval covers three quarters: on a busy machine a cell of a millisecond lies outside."""
+
+    def three(data: dict[str, Any]) -> None:
+        scaled_times(data, 0.2)
+        series = headline(data)
+        for name in ("samples_ms", "wall_ms"):
+            series[name] = [row[:3] for row in series[name]]
+        series["summary"] = dump(stats.summarize(stats.slowest_per_iteration(series["samples_ms"])))
+        series["stopped_by"] = "time_limit"
+
+    edit(campaign, RING_BOTH, three)
+    found = campaign_check.check(campaign).findings
+    (about,) = [finding for finding in found if "its forward alone" in finding.sentence]
+    assert not about.is_problem
+    assert about.sentence.endswith(": of too few iterations")
+
+
 @pytest.mark.parametrize(
     ("name", "other"),
     [

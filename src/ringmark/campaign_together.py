@@ -34,15 +34,17 @@ class Finding:
 def forward_is_shorter(found: Named) -> Iterator[Finding]:
     """Forward and backward together take longer than the forward alone.
 
-    Medians the wrong way round whose intervals overlap only say that the machine was not quiet.
+    Medians the wrong way round whose intervals overlap, or are of too few iterations to be sure of, only say
+    that the machine was not quiet.
     """
     for where, one, forward in _with_forward(found):
         both, alone = _summary(one), _summary(forward)
         if both.median > alone.median:
             continue
-        apart = both.ci_high < alone.ci_low
+        apart, sure = both.ci_high < alone.ci_low, min(both.ci_level, alone.ci_level) >= stats.LEVEL
         sentence = f"fwd_bwd takes {both.median:.3f} ms, its forward alone {alone.median:.3f} ms"
-        yield Finding(where, sentence + ("" if apart else ": within their intervals"), apart)
+        doubt = "" if apart and sure else ": of too few iterations" if apart else ": within their intervals"
+        yield Finding(where, sentence + doubt, apart and sure)
 
 
 def backward_within_peak(found: Named) -> Iterator[Finding]:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+LEVEL = 0.95  # what an interval covers, where there are samples enough for it
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -40,7 +42,7 @@ def _normal_cdf(k: int, n: int) -> float:
     return 0.5 * (1 + math.erf((k + 0.5 - n / 2) / math.sqrt(n / 2)))
 
 
-def median_interval(samples: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
+def median_interval(samples: Sequence[float], level: float = LEVEL) -> tuple[float, float, float]:
     """(low, high, level reached): the narrowest symmetric pair of order statistics covering the median.
 
     The number of samples under the true median is Binomial(n, 1/2), whatever the distribution, so the k-th
@@ -58,7 +60,7 @@ def median_interval(samples: Sequence[float], level: float = 0.95) -> tuple[floa
     return ordered[depth - 1], ordered[n - depth], reached
 
 
-def summarize(samples: Sequence[float], level: float = 0.95) -> Summary:
+def summarize(samples: Sequence[float], level: float = LEVEL) -> Summary:
     """The summary of `samples`, all of them."""
     low, high, reached = median_interval(samples, level)
     return Summary(
@@ -77,7 +79,7 @@ def slowest_per_iteration(ranks_by_iterations: Sequence[Sequence[float]]) -> lis
     return [max(column) for column in zip(*ranks_by_iterations, strict=True)]
 
 
-def known_within(summary: Summary, target: float, level: float = 0.95) -> bool:
+def known_within(summary: Summary, target: float, level: float = LEVEL) -> bool:
     """Whether both ends of the median's interval lie within `target` of it, as a fraction."""
     spread = max(summary.ci_high - summary.median, summary.median - summary.ci_low)
     return summary.ci_level >= level and spread <= target * summary.median

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from ringmark.flops import attention_flops, peak_tflops, tflops_per_gpu
+from ringmark.stats import LEVEL
 from ringmark.tables.cellrow import CellRow
 
 NOT_RUN = "not run"
@@ -110,8 +111,8 @@ def _notes(passed: Sequence[CellRow], others: Sequence[CellRow]) -> list[str]:
         notes.append(APART)
     for row in passed:
         notes += [_in_words(flag) for flag in json.loads(row.flags)]
-        if row.ci_level is not None and row.ci_level < 0.95:
-            notes.append(f"{row.n} iterations: the interval covers {row.ci_level:.3g}, not 0.95")
+        if row.ci_level is not None and row.ci_level < LEVEL:
+            notes.append(f"{row.n} iterations: the interval covers {row.ci_level:.3g}, not {LEVEL}")
         if row.stopped_by == "time_limit":
             notes.append("stopped by the time limit before the interval was as narrow as asked")
         if row.checks < 2:
