@@ -105,8 +105,7 @@ def _checked(one: Record, found: Check) -> Iterator[str]:
     if set(found.errors) != wanted:
         yield f"the check has {sorted(found.errors)}, the phase needs {sorted(wanted)}"
     for name, error in found.errors.items():
-        if not 0 <= error.worst_rank < one.cell.world_size:
-            yield f"{name}: worst rank {error.worst_rank} is not in a world of {one.cell.world_size}"
+        yield from _in_the_world(one, name, error.worst_rank)
         yield from _graded(one, name, error)
 
 
@@ -118,11 +117,8 @@ def _balanced(one: Record, found: Check) -> Iterator[str]:
         sides = [
             found.errors[side].allowed for side in tolerance.BALANCES.get(name, ()) if side in found.errors
         ]
-        yield from _differs(
-            f"{name}: allowed", sums.allowed, tolerance.balance_allowed(*sides), "its sides give"
-        )
-        if not sums.gap >= 0:
-            yield f"{name}: gap is {sums.gap}: it is not negative"
+        due = tolerance.balance_allowed(*sides)
+        yield from _held(name, "gap", sums.gap, sums.allowed, due, "its sides give")
 
 
 def _alike(one: Record, found: Check) -> Iterator[str]:
@@ -130,11 +126,9 @@ def _alike(one: Record, found: Check) -> Iterator[str]:
     if found.uniform is None:
         return
     due = tolerance.uniform_allowed(one.cell.shape.dtype)
-    yield from _differs("uniform: allowed", found.uniform.allowed, due, "the dtype gives")
-    if not found.uniform.error >= 0:
-        yield f"uniform: error is {found.uniform.error}: it is not negative"
-    if not 0 <= found.uniform.worst_rank < one.cell.world_size:
-        yield f"uniform: worst rank {found.uniform.worst_rank} is not in a world of {one.cell.world_size}"
+    alike = found.uniform
+    yield from _held("uniform", "error", alike.error, alike.allowed, due, "the dtype gives")
+    yield from _in_the_world(one, "uniform", alike.worst_rank)
 
 
 def _timed(one: Record, found: Check) -> Iterator[str]:
@@ -147,9 +141,19 @@ def _timed(one: Record, found: Check) -> Iterator[str]:
         return
     sides = [error.allowed for name, error in one.check.errors.items() if name != "out"]
     again = tolerance.timed_allowed(*sides)
-    yield from _differs("timed: allowed", found.timed.allowed, again, "the gradients give")
-    if not found.timed.gap >= 0:
-        yield f"timed: gap is {found.timed.gap}: it is not negative"
+    yield from _held("timed", "gap", found.timed.gap, found.timed.allowed, again, "the gradients give")
+
+
+def _held(name: str, what: str, value: float, allowed: float, due: float, source: str) -> Iterator[str]:
+    """Something that may be so large at most: as large as it is due, and no less than nothing."""
+    yield from _differs(f"{name}: allowed", allowed, due, source)
+    if not value >= 0:
+        yield f"{name}: {what} is {value}: it is not negative"
+
+
+def _in_the_world(one: Record, name: str, worst_rank: int) -> Iterator[str]:
+    if not 0 <= worst_rank < one.cell.world_size:
+        yield f"{name}: worst rank {worst_rank} is not in a world of {one.cell.world_size}"
 
 
 def _graded(one: Record, name: str, error: TensorError) -> Iterator[str]:

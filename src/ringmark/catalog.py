@@ -68,6 +68,15 @@ def check_named(name: str) -> None:
             raise UserError(reason)
 
 
+def check_there(kind: str, name: str, folders: Iterable[str | Path] = ()) -> None:
+    """Refuse a name that is no method's of a folder, with what to do about it or the nearest that is one."""
+    if reason := misnamed(kind, folders).get(name):
+        raise UserError(reason)
+    known = named(kind, folders)
+    if name not in known:
+        raise UserError(f"there is no {kind.removesuffix('s')} {name!r}: {nearest(name, known)}")
+
+
 def native_names() -> list[str]:
     """Our own methods, by name."""
     return named("methods")

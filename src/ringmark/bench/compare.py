@@ -19,6 +19,7 @@ from ringmark.comm.mesh import Mesh
 
 ELEMENTS_MIN = 512
 PARTS = 2  # half-blocks of a rank
+NO_NUMBER = 1e4  # what nan or infinity counts in an error: far more than anything that is allowed
 _STEP = 4096
 
 

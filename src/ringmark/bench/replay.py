@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from ringmark.bench import compare, gather
+from ringmark.bench import gather
+from ringmark.bench.compare import NO_NUMBER, row_weights
 from ringmark.bench.problem import Problem
 from ringmark.comm.mesh import Mesh
 from ringmark.record import Balance, Check
@@ -19,7 +20,6 @@ from ringmark.tolerance import timed_allowed
 GRADIENTS = ("dq", "dk", "dv")
 ROWS = 64
 TINY = 1e-3
-NO_NUMBER = 1e4  # what a gap counts that is nan or infinite
 Left = list[torch.Tensor]
 
 
@@ -27,7 +27,7 @@ def left(problem: Problem) -> Left:
     """Some rows of the gradients as they are now, on the host; a row of dq counts as much as any other."""
     if problem.dout is None:
         return []
-    weights = compare.row_weights(problem.visible)[:, None, None]
+    weights = row_weights(problem.visible)[:, None, None]
     found = []
     for number, grad in enumerate(problem.gradients):
         rows = torch.linspace(0, grad.shape[1] - 1, min(ROWS, grad.shape[1]), device=grad.device).long()

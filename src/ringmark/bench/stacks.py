@@ -86,12 +86,8 @@ def explained(
         reason = f"{failure.reason}; rank {late} is in {points[late][0]}, the others wait for it"
         failure = dataclasses.replace(failure, reason=reason, rank=late, stage=where[late].stage)
     lines = min(MOST_LINES, max(2, LINES // len(points)))
-    told = [
-        "\n  ".join([f"rank {rank} is in", *map(str, points[rank][:lines])])
-        for rank in sorted(
-            points, key=lambda rank: (rank == failure.rank, rank)
-        )  # whom it is about comes last
-    ]
+    order = sorted(points, key=lambda rank: (rank == failure.rank, rank))  # whom it is about comes last
+    told = ["\n  ".join([f"rank {rank} is in", *map(str, points[rank][:lines])]) for rank in order]
     detail = "\n".join([*filter(None, [(failure.detail or "").rstrip()]), *told])
     return dataclasses.replace(failure, detail=detail[-DETAIL:])
 

@@ -19,12 +19,11 @@ import torch
 import torch.distributed as dist
 
 from ringmark.bench import exact, gather
+from ringmark.bench.compare import NO_NUMBER
 from ringmark.bench.problem import Problem
 from ringmark.comm.mesh import Mesh
 from ringmark.record import Uniform
 from ringmark.tolerance import uniform_allowed
-
-NO_NUMBER = 1e4  # what an element counts that is nan or infinite: far more than anything that is allowed
 
 
 def graded(out: torch.Tensor, problem: Problem, dtype: str, mesh: Mesh) -> Uniform:

@@ -89,7 +89,7 @@ def measure(
     before: dict[str, Any],
 ) -> None:
     """Measure a cell and keep its record, unless another run of its campaign has done so in the meantime."""
-    if gather.decided_by_rank_0(mesh, item.done()):
+    if gather.decided_by_rank_0(mesh, mesh.rank == 0 and item.done()):
         return
     found = measure_cell(item, campaign, mesh, reporter, run_id, order, before)
     save(found, item, mesh, reporter)

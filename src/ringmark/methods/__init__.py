@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ringmark import catalog
-from ringmark.errors import UserError, nearest
 from ringmark.methods.base import Method, load_class
 
 
@@ -19,8 +18,5 @@ def misnamed() -> dict[str, str]:
 
 def load(name: str) -> type[Method]:
     """The class of a method by its name."""
-    if reason := misnamed().get(name):
-        raise UserError(reason)
-    if name not in names():
-        raise UserError(f"there is no method {name!r}: {nearest(name, names())}")
+    catalog.check_there("methods", name, __path__)
     return load_class(f"{__name__}.{name}")
