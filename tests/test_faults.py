@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ringmark import record, state
 from ringmark.record import Failure, Record, Status
 
 
@@ -38,6 +39,9 @@ def test_each_kind_of_end_becomes_its_record_and_the_rest_is_measured(tmp_path: 
         assert word in said, "the person who waits is told of each"
     (late,) = (fault.rank for fault in faults if fault.kind == "hang")
     assert f"; rank {late} is in _hang (plant/sitecustomize.py:" in said, "and who keeps the others waiting"
+    records = [record.read(path) for path in (tmp_path / "records").rglob("*.json")]
+    trees = {state.tree_of(one) for one in records}
+    assert trees == {state.tree_here()}, "else --again would leave a crash of a method that was mended since"
 
 
 def test_a_fault_that_ends_otherwise_is_found_out(tmp_path: Path) -> None:

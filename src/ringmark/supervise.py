@@ -200,7 +200,8 @@ def blame(job: jobs.Job, end: End) -> None:
     item = job.items[end.item]
     if item.done():
         return
-    found = Record(item.cell, item.asked, end.status, job.campaign, failure=end.failure)
+    around = progress.environment(Path(job.folder, end.run_id))
+    found = Record(item.cell, item.asked, end.status, job.campaign, failure=end.failure, environment=around)
     record.write(found, Path(item.out))
 
 

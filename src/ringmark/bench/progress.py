@@ -5,6 +5,7 @@
     <job folder>/<run id>/rank3.stack     where its threads are, once it was asked    (of a world that hangs)
     <job folder>/<run id>/failure3.json   why the rank gave up: status, reason    (at most once)
     <job folder>/<run id>/exit3.json      how its process ended                   (by the agent)
+    <job folder>/<run id>/environment.json  what the world measures on          (by rank 0, before any item)
     <job folder>/<run id>/supervisor      touched at every look by the supervisor (agents end without it);
                                           holds a word once the ranks' stacks are wanted
 
@@ -17,9 +18,10 @@ import json
 import os
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ringmark import record, schema
 
@@ -77,6 +79,18 @@ class Reporter:
         while True:
             path.touch()
             time.sleep(1.0)
+
+
+def keep_environment(folder: Path, environment: Mapping[str, Any]) -> None:
+    """For the records that the world cannot write itself."""
+    record.write_atomic(folder / "environment.json", json.dumps(environment))
+
+
+def environment(folder: Path) -> dict[str, Any]:
+    """What a world measured on; nothing, where it has not said so."""
+    path = folder / "environment.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
 
 
 def write_exit(folder: str, run_id: str, rank: int, exitcode: int) -> None:

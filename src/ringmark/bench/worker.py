@@ -24,7 +24,7 @@ from ringmark import job as jobs
 from ringmark.bench import environment, gather, preflight, stacks
 from ringmark.bench.agent import die_with_parent
 from ringmark.bench.measure import measure_cell
-from ringmark.bench.progress import Reporter
+from ringmark.bench.progress import Reporter, keep_environment
 from ringmark.comm.mesh import Mesh
 from ringmark.errors import UserError
 from ringmark.record import Record, Status
@@ -47,6 +47,8 @@ def main() -> int:
         if job.preflight is not None:
             reporter.at("preflight")
             before["preflight_flags"] = preflight.once(mesh, Path(job.preflight), job.allow_slow)
+        if rank == 0:
+            keep_environment(reporter.folder, before)
         for order, index in enumerate(int(word) for word in items.split(",")):
             reporter.at("prepare", index)
             measure(job.items[index], job.campaign, mesh, reporter, run_id, order, before)
