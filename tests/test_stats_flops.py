@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -33,6 +35,19 @@ def test_interval_takes_the_textbook_order_statistics(n: int, low: int, high: in
     found_low, found_high, level = stats.median_interval(list(range(n)))
     assert (found_low, found_high) == (low, high)
     assert level >= 0.95
+
+
+@pytest.mark.parametrize("n", [6, 7, 40, 1500])
+def test_interval_is_the_narrowest_and_says_its_exact_level(n: int) -> None:
+    """Where 2^n is beyond a float, too."""
+
+    def reached(depth: int) -> float:
+        return float(1 - Fraction(2 * sum(math.comb(n, below) for below in range(depth)), 2**n))
+
+    low, high, level = stats.median_interval(list(range(n)))
+    assert low == n - 1 - high
+    assert level == pytest.approx(reached(int(low) + 1), rel=1e-12)
+    assert reached(int(low) + 2) < 0.95 <= level
 
 
 def test_too_few_samples_say_what_level_they_reach() -> None:

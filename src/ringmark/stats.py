@@ -33,15 +33,6 @@ def quantile(samples: Sequence[float], fraction: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
-def _binomial_cdf(k: int, n: int) -> float:
-    """P(X <= k) for X ~ Binomial(n, 1/2), exact."""
-    return math.fsum(math.comb(n, i) for i in range(k + 1)) / 2**n if n <= 900 else _normal_cdf(k, n)
-
-
-def _normal_cdf(k: int, n: int) -> float:
-    return 0.5 * (1 + math.erf((k + 0.5 - n / 2) / math.sqrt(n / 2)))
-
-
 def median_interval(samples: Sequence[float], level: float = LEVEL) -> tuple[float, float, float]:
     """(low, high, level reached): the narrowest symmetric pair of order statistics covering the median.
 
@@ -53,10 +44,13 @@ def median_interval(samples: Sequence[float], level: float = LEVEL) -> tuple[flo
     n = len(ordered)
     if n == 0:
         raise ValueError("an interval of no samples does not exist")
-    depth = 1
-    while depth + 1 <= n // 2 and 1 - 2 * _binomial_cdf(depth, n) >= level:
-        depth += 1
-    reached = max(0.0, 1 - 2 * _binomial_cdf(depth - 1, n))
+    depth, ways, below = 1, 1, 1  # of 2^n, equally likely: `below` put fewer than `depth` samples on one side
+    while depth < n // 2:
+        ways = ways * (n - depth + 1) // depth
+        if 1 - 2 * (below + ways) / (1 << n) < level:
+            break
+        depth, below = depth + 1, below + ways
+    reached = max(0.0, 1 - 2 * below / (1 << n))
     return ordered[depth - 1], ordered[n - depth], reached
 
 
