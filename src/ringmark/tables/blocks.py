@@ -23,10 +23,6 @@ def pages(root: Path) -> Iterator[Path]:
     yield from sorted([*root.glob("*.md"), *root.glob("docs/*.md")])
 
 
-def any_in(text: str) -> bool:
-    return bool(_MARK.search(text))
-
-
 def filled(text: str, body_of: Callable[[str], str | None], where: Path) -> str:
     """The text with its blocks' bodies replaced; a body of None leaves the block as it is."""
     marks, whole = _MARK.findall(text), len(_BLOCK.findall(text))
