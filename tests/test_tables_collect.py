@@ -56,6 +56,15 @@ def test_one_row_per_record_with_its_coordinates_and_figures(made):
             assert row["reason"] == found.failure.reason
 
 
+def test_the_worst_error_is_that_of_both_checks(tmp_path):
+    found = make_records.make(Cell("ring", 512, make_records.SMALL, "fwd", MeshShape(1, 2)))
+    out = found.check.errors["out"]
+    later = replace(found.check.again, errors={"out": replace(out, relative_error=0.9 * out.allowed)})
+    found = replace(found, check=replace(found.check, again=later))
+    (row,) = collect.collect(campaign.find(str(make_records.write_campaign(tmp_path, [found])))).rows
+    assert row.error_of_allowed == pytest.approx(0.9)
+
+
 def test_bytes_that_nobody_counted_are_unknown(tmp_path):
     """A peer sends by itself; its record says 0, which no table may repeat."""
     peer = make_records.make(cell("te_p2p"))
