@@ -35,7 +35,16 @@ from ringmark.tables import (
 from ringmark.tables.headline import headline
 from ringmark.tables.numbers import decimals, fixed
 from ringmark.tables.page import kind
-from ringmark.tables.point import APART, OTHER_RUNS, OUTRUN, Point, Span, backward, point
+from ringmark.tables.point import (
+    APART,
+    APART_FROM_COLUMN,
+    OTHER_RUNS,
+    OUTRUN,
+    Point,
+    Span,
+    backward,
+    point,
+)
 from ringmark.tables.table import Entry, Table
 
 ROOT = Path(__file__).parent.parent
@@ -174,10 +183,10 @@ def test_rendering_all_finds_pages_of_campaigns_that_are_gone_and_blocks_that_lo
 
 
 def test_bold_only_where_the_best_is_clear_of_every_other_and_ahead_by_the_spread_of_launches():
-    def best(first: Span, second: Span, bound: Span, more: bool = True) -> int | None:
+    def best(first: Span, second: Span, bound: Span, more: bool = True, runs: str = "aaa") -> int | None:
         spans = [first, second, bound]
         lines = [group.Line(n, n, n, "ringmark", {}) for n in ("burst", "ring", "single")]
-        points = [type("P", (), {"span": span})() for span in spans]
+        points = [type("P", (), {"span": span, "runs": {run}})() for span, run in zip(spans, runs)]
         return comparison.best_line(lines, points, lambda p: p.span, more)
 
     bound = Span(900, 890, 910)
@@ -188,6 +197,32 @@ def test_bold_only_where_the_best_is_clear_of_every_other_and_ahead_by_the_sprea
     for more in (True, False):
         assert best(Span(100, 99.9, 100.1), close, bound, more) == (1 if more else 0)
         assert best(Span(100, 99.9, 100.1), closer, bound, more) is None, "another launch may turn it round"
+    assert best(Span(100, 99, 101), Span(90, 89, 91), bound, runs="aba") is None, "another run may too"
+    assert best(Span(100, 99, 101), Span(90, 89, 91), bound, runs="aab") == 0
+
+
+def test_what_was_measured_in_another_run_says_so(tmp_path):
+    """A column, a ratio and the headline do not hide that two of their times are of two runs."""
+    runs = {"burst": "b", "ring": "a", "usp": "a", "te_p2p": "a", "single": "a"}
+    records = [make_records.make(cell(m, phase="fwd_bwd"), run_id=run) for m, run in runs.items()]
+    (found,) = groups_of(tmp_path / "a", records)
+    for table in (comparison.rates(found, "fwd_bwd"), comparison.times(found, "fwd_bwd")):
+        marked = {
+            row[0].text
+            for row in table.rows
+            if APART_FROM_COLUMN in [table.notes[m - 1] for m in row[1].marks]
+        }
+        assert marked == {"BurstAttention"}
+    ratios = comparison.speedups(found, "fwd_bwd", ["ring"])
+    marked = {
+        row[0].text
+        for row in ratios.rows
+        if "Ring was measured in another run" in [ratios.notes[m - 1] for m in row[1].marks]
+    }
+    assert marked == {"BurstAttention"}
+    assert " ms, in another run)." in headline("made", [found]).sentence
+    (one,) = groups_of(tmp_path / "b", [make_records.make(cell(m, phase="fwd_bwd")) for m in runs])
+    assert "another run" not in str((comparison.rates(one, "fwd_bwd"), headline("made", [one])))
 
 
 def test_repeats_fold_to_the_median_and_the_widest_interval_and_one_wrong_makes_wrong(tmp_path):
@@ -254,7 +289,12 @@ def test_tables_say_how_many_repeats_a_cell_has(tmp_path):
         assert not any("repeats" in note for note in comparison.rates(found, "fwd").notes)
     for table in (comparison.rates(some, "fwd"), comparison.times(some, "fwd")):
         marked = {row[0].text: [table.notes[m - 1] for m in row[1].marks] for row in table.rows}
-        assert marked == {"BurstAttention": ["2 repeats"], "Ring": []}
+        assert {label: [note[:9] for note in notes] for label, notes in marked.items()} == {
+            "BurstAttention": ["2 repeats"],
+            "Ring": [],
+        }
+    assert "the fraction is the median of theirs" in comparison.rates(some, "fwd").notes[0]
+    assert comparison.times(some, "fwd").notes == ("2 repeats",)
 
 
 def test_backward_is_the_difference_and_its_rate_follows_the_formula(tmp_path):
@@ -391,10 +431,19 @@ def test_the_headline_and_the_ratios_name_the_kernels_of_both_sides(tmp_path):
     assert "ringmark's own ulysses with flash4 takes" in told
     assert "times as fast as TE p2p with cudnn (" in told
     assert "another commit" not in told
+    assert told.endswith(" The kernels flash4 and cudnn alone were not measured at one length.")
+    bounds = [
+        make_records.make(cell("single", seqlen, "fwd_bwd", kernel), median_ms=ms)
+        for seqlen, kernel, ms in ((512, "flash4", 8.0), (1024, "flash4", 40.0), (1024, "cudnn", 60.0))
+    ]
+    found = groups_of(tmp_path / "bounds", [*records, *bounds])
+    told = headline("made", found).sentence
+    assert told.endswith(" Of the kernels alone, flash4 is 1.50 times as fast as cudnn at 1024 tokens.")
+    assert "ringmark's own implementations: ulysses. " in headline("made", found).kind
     source = {**peer.environment["source"], "git_commit": "b" * 40}
     records[0] = replace(records[0], environment={**peer.environment, "source": source})
     other = headline("made", [groups_of(tmp_path / "other", records)[-1]]).sentence
-    assert other.endswith(" ms, by another commit of ringmark).")
+    assert " ms, by another commit of ringmark)." in other
     ratios = comparison.speedups(opened, "fwd_bwd", ["te_p2p"])
     for table in (ratios, comparison.memory(opened, "fwd_bwd")):
         marked = [[table.notes[mark - 1] for mark in row[1].marks] for row in table.rows]
@@ -490,7 +539,7 @@ def test_a_method_that_was_not_run_in_a_phase_has_no_row_there(tmp_path):
 
 def test_speedups_print_their_absolute_base(rendered):
     page = (rendered / "made.md").read_text()
-    part = page.split("times faster than Ring")[1].split("###")[0]
+    part = page.split("times as fast as Ring")[1].split("###")[0]
     base = next(line for line in part.splitlines() if line.startswith("| Ring"))
     assert all(text.endswith(" ms") for text in cells_of(base)[1:])
 

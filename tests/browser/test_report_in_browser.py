@@ -76,6 +76,11 @@ def browser(page, tmp_path, request):
 def test_a_reader_finds_a_way_through_all_of_it(browser, request):
     # Comparison: the figures of the table, the words, the hover, the key.
     assert "BurstAttention" in browser.texts("#comparison td:first-child")
+    assert browser.texts("#comparison .best")  # of a rate, which has an interval
+    for figure in ("fraction", "memory"):
+        browser.choose("#choose-figure", figure)
+        assert browser.texts("#comparison .best") == []
+    browser.choose("#choose-figure", "tflops")
     browser.choose("#choose-phase", "fwd")
     words = browser.texts("#comparison .word")
     assert {"oom", "timeout", "wrong", "crashed", "unsupported", "unavailable"} <= set(words)

@@ -1,8 +1,8 @@
 // The comparison: one group, phase and figure at a time, as a plot and as a table. Figures come ready made.
 
 const FIGURES = {
-  tflops: { title: "TFLOP/s per GPU", of: (point) => point.tflops, more: true },
-  ms: { title: "ms", of: (point) => point.ms, more: false },
+  tflops: { title: "TFLOP/s per GPU", of: (point) => point.tflops, more: true, ranked: true },
+  ms: { title: "ms", of: (point) => point.ms, more: false, ranked: true },
   fraction: { title: "fraction of the bound", of: (point) => flat(point.fraction), more: true },
   memory: { title: "peak memory above the inputs, MiB", of: (point) => flat(point.memory), more: false },
 };
@@ -99,18 +99,19 @@ function tableCell(line, point, figure, best, notes) {
 }
 
 // Bold as in the tables: only where the best one's interval is clear of every other's and its median ahead by the
-// margin; the bound does not compete.
+// margin, all measured in one run; the bound does not compete.
 function clearBest(lines, phase, seqlen, figure, margin) {
+  if (!figure.ranked) return null; // without an interval nothing is clear
   const spans = [];
   for (const line of lines) {
     const point = line.points.find((each) => each.phase === phase && each.seqlen === seqlen);
-    if (!line.bound && point && point.status === "passed" && figure.of(point)) spans.push([line, figure.of(point)]);
+    if (!line.bound && point && point.status === "passed" && figure.of(point)) spans.push([line, figure.of(point), point.runs]);
   }
   if (spans.length < 2) return null;
   spans.sort((a, b) => (figure.more ? b[1][1] - a[1][1] : a[1][2] - b[1][2]));
-  const [[winner, [value, low, high]], ...others] = spans;
-  const behind = ([, span]) => figure.more
+  const [[winner, [value, low, high], runs], ...others] = spans;
+  const behind = ([, span, there]) => runs.some((run) => there.includes(run)) && (figure.more
     ? span[2] < low && span[0] * margin < value
-    : span[1] > high && span[0] > value * margin;
+    : span[1] > high && span[0] > value * margin);
   return others.every(behind) ? winner : null;
 }

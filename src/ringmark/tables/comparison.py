@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
-from ringmark.tables.group import PHASE_TITLES, Group, Line
+from ringmark.tables.group import PHASE_TITLES, Group, Line, Place
 from ringmark.tables.numbers import decimals, fixed
-from ringmark.tables.point import CLEAR_LEAD, NOT_RUN, OF_THE_BOUND, Point, Span
+from ringmark.tables.point import APART_FROM_COLUMN, CLEAR_LEAD, NOT_RUN, OF_THE_BOUND, Point, Span
 from ringmark.tables.table import Entry, Notes, Table, word
 
 Figure = Callable[[Point], "Span | None"]
@@ -24,14 +25,19 @@ def rates(group: Group, phase: str) -> Table:
     """TFLOP/s per GPU with its interval, and the fraction of the bound."""
     with_fraction = phase != "bwd"
     fraction = f", fraction of {'its own kernel' if group.open else 'the bound'}" if with_fraction else ""
-    title = f"{PHASE_TITLES[phase]}: TFLOP/s per GPU [95% interval]{fraction}"
+    title = f"{PHASE_TITLES[phase]}: TFLOP/s per GPU [{_interval(phase)}]{fraction}"
     return _spans(group, phase, "tflops", title, rate, more_is_better=True, with_fraction=with_fraction)
 
 
 def times(group: Group, phase: str) -> Table:
     """Milliseconds with their interval."""
-    title = f"{PHASE_TITLES[phase]}: ms [95% interval]"
+    title = f"{PHASE_TITLES[phase]}: ms [{_interval(phase)}]"
     return _spans(group, phase, "ms", title, time_ms, more_is_better=False, with_fraction=False)
+
+
+def _interval(phase: str) -> str:
+    """A difference of two medians has no level of its own."""
+    return "what both intervals allow" if phase == "bwd" else "95% interval"
 
 
 def _spans(
@@ -48,7 +54,8 @@ def _spans(
     for seqlen in _seqlens(group, phase):
         points = [line.points.get((phase, seqlen)) for line in lines]
         best = best_line(lines, points, figure, more_is_better)
-        told = [_notes(group, phase, p) if p else () for p in points]
+        most = _run_of_most(points)
+        told = [_notes(group, phase, p, most, with_fraction) if p else () for p in points]
         columns.append(_column(lines, points, figure, best, notes, told, with_fraction))
     rows = [(word(line.label), *(column[i] for column in columns)) for i, line in enumerate(lines)]
     return Table(
@@ -75,26 +82,33 @@ def best_line(
 ) -> int | None:
     """The line that is clearly best: its interval clear of every other's, its median ahead by the margin.
 
-    The bound does no communication and is no competitor.
+    And measured in one run with every other: between runs a machine, its links and its clocks change by more
+    than the margin. The bound does no communication and is no competitor.
     """
     spans = [
-        (span, i)
+        (span, i, p.runs)
         for i, (line, p) in enumerate(zip(lines, points))
         if p is not None and not line.is_bound and (span := figure(p)) is not None
     ]
     if len(spans) < 2:
         return None
     if more_is_better:
-        top, winner = max(spans, key=lambda pair: pair[0].low)
+        top, winner, runs = max(spans, key=lambda one: one[0].low)
         clear = [
-            span.high < top.low and span.value * CLEAR_LEAD < top.value for span, i in spans if i != winner
+            span.high < top.low and span.value * CLEAR_LEAD < top.value for span, i, _ in spans if i != winner
         ]
     else:
-        top, winner = min(spans, key=lambda pair: pair[0].high)
+        top, winner, runs = min(spans, key=lambda one: one[0].high)
         clear = [
-            span.low > top.high and span.value > top.value * CLEAR_LEAD for span, i in spans if i != winner
+            span.low > top.high and span.value > top.value * CLEAR_LEAD for span, i, _ in spans if i != winner
         ]
-    return winner if all(clear) else None
+    return winner if all(clear) and all(runs & others for _, _, others in spans) else None
+
+
+def _run_of_most(points: Sequence[Point | None]) -> str | None:
+    """The run that most of a column's points are from; of several that have as many the first."""
+    counts = Counter(run for p in points if p is not None for run in p.runs if run)
+    return min(counts, key=lambda run: (-counts[run], run), default=None)
 
 
 def _column(
@@ -129,14 +143,17 @@ def _column(
     return entries
 
 
-def _notes(group: Group, phase: str, p: Point) -> tuple[str, ...]:
+def _notes(group: Group, phase: str, p: Point, most: str | None, with_fraction: bool) -> tuple[str, ...]:
     """A point's notes; how many repeats it has, and what measured it, where a group's cells differ in that.
 
     A derived backward has no launches of its own.
     """
     told = list(p.told)
     if len(group.repeats) > 1 and len(p.rows) > 1 and phase != "bwd":
-        told.append(f"{len(p.rows)} repeats")
+        fraction = "; the fraction is the median of theirs, each of its own run"
+        told.append(f"{len(p.rows)} repeats{fraction if with_fraction else ''}")
+    if p.runs and most not in p.runs:
+        told.append(APART_FROM_COLUMN)
     return (*told, *_program_notes(group, p))
 
 
@@ -196,18 +213,12 @@ def speedups(group: Group, phase: str, bases: Sequence[str]) -> Table | None:
         return None
     notes, seqlens = Notes(), _seqlens(group, phase)
     rows = [
-        (
-            word(line.label),
-            *(
-                _ratio(line, line.points.get((phase, s)), base.points.get((phase, s)), line is base, notes)
-                for s in seqlens
-            ),
-        )
+        (word(line.label), *(_ratio(line, base, (phase, seqlen), notes) for seqlen in seqlens))
         for line in lines
     ]
     return Table(
         name=f"{group.slug}-{phase.replace('_', '-')}-speedup",
-        title=f"{PHASE_TITLES[phase]}: times faster than {base.label} (whose ms stand in its row)",
+        title=f"{PHASE_TITLES[phase]}: times as fast as {base.label} (whose ms stand in its row)",
         header=("method", *(str(seqlen) for seqlen in seqlens)),
         rows=tuple(rows),
         notes=tuple(notes.sentences),
@@ -218,16 +229,18 @@ def _ratio_marks(p: Point, notes: Notes) -> tuple[int, ...]:
     return notes.marks([note for note in p.told if note not in OF_THE_BOUND])
 
 
-def _ratio(line: Line, p: Point | None, base: Point | None, is_base: bool, notes: Notes) -> Entry:
+def _ratio(line: Line, against: Line, place: Place, notes: Notes) -> Entry:
+    p, base = line.points.get(place), against.points.get(place)
     if p is None:
         return word(NOT_RUN)
     if p.time_ms is None:
         return Entry(p.status, marks=notes.marks(p.notes))
-    if is_base:
+    if line is against:
         text = f"{fixed(p.time_ms.value, decimals([p.time_ms.value]))} ms"
         return Entry(text, marks=_ratio_marks(p, notes))
     if base is None or base.time_ms is None:
         return word("no base")
     ratio = base.time_ms.over(p.time_ms)
     interval = f"[{fixed(ratio.low, 3)}, {fixed(ratio.high, 3)}]"
-    return Entry(fixed(ratio.value, 3), interval, is_number=True, marks=_ratio_marks(p, notes))
+    apart = notes.marks([] if p.runs & base.runs else [f"{against.label} was measured in another run"])
+    return Entry(fixed(ratio.value, 3), interval, is_number=True, marks=(*_ratio_marks(p, notes), *apart))

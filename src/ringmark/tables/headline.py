@@ -33,10 +33,10 @@ def headline(campaign: str, found: list[Group]) -> Headline | None:
     largest = [group for group in candidates if group.sample.world_size == world]
     chosen = next((group for group in largest if group.open), largest[0])
     table = comparison.rates(chosen, "fwd_bwd")
-    return Headline(campaign, group_title(chosen), kind(chosen), table, _sentence(chosen))
+    return Headline(campaign, group_title(chosen), kind(chosen), table, _sentence(chosen, found))
 
 
-def _sentence(group: Group) -> str:
+def _sentence(group: Group, found: list[Group]) -> str:
     """The fastest method and the fastest of the other side, ringmark's own or peers.
 
     At the longest length at which both sides were tried, else at the longest. Where there is one side alone
@@ -51,7 +51,8 @@ def _sentence(group: Group) -> str:
         if point.time_ms is not None:
             across = [one for one in others if one[0].is_ours != line.is_ours]
             held = across or [one for one in others if one[0] is base]
-            return _told(seqlen, line, point, held[0] if held else None)
+            told = _told(seqlen, line, point, held[0] if held else None)
+            return told + (_kernels(seqlen, point, held[0][1], group, found) if held else "")
     return "No method passed here."
 
 
@@ -81,11 +82,50 @@ def _against(point: Point, other: Line, held: Point) -> str:
     there = f"{plain(held.time_ms.value)} ms"
     if {row.program for row in held.rows} != {row.program for row in point.rows}:
         there += ", by another commit of ringmark"
+    elif not held.runs & point.runs:
+        there += ", in another run"
     return f", {fixed(ratio, 2)} times as fast as {_named(other, held)} ({there})"
 
 
 def _named(line: Line, point: Point) -> str:
     """Whose method it is and what it ran with: two sides of an open comparison may run two kernels."""
     whose = "ringmark's own " if line.is_ours else ""
-    kernel = next((row.kernel_ran for row in point.rows if row.kernel_ran), None)
+    kernel = _kernel(point)
     return f"{whose}{line.label} with {kernel}" if kernel else f"{whose}{line.label}"
+
+
+def _kernel(point: Point) -> str | None:
+    return next((row.kernel_ran for row in point.rows if row.kernel_ran), None)
+
+
+def _kernels(seqlen: int, point: Point, held: Point, group: Group, found: list[Group]) -> str:
+    """Where two kernels were compared: how much of it is theirs, at the nearest length that has both."""
+    ours, theirs = _kernel(point), _kernel(held)
+    if point.time_ms is None or held.time_ms is None or ours == theirs:
+        return ""
+    alone = _alone(group, found)
+    both = sorted(
+        {s for kernel, s in alone if kernel == ours} & {s for kernel, s in alone if kernel == theirs}
+    )
+    if not both:
+        return f" The kernels {ours} and {theirs} alone were not measured at one length."
+    nearest = min(both, key=lambda there: abs(there - seqlen))
+    ratio = alone[theirs, nearest] / alone[ours, nearest]
+    return (
+        f" Of the kernels alone, {ours} is {fixed(ratio, 2)} times as fast as {theirs} at {nearest} tokens."
+    )
+
+
+def _alone(group: Group, found: list[Group]) -> dict[tuple[str | None, int], float]:
+    """The least ms of the bound by kernel and length, of the groups of this problem."""
+    least: dict[tuple[str | None, int], float] = {}
+    for other in found:
+        if (other.shape, other.mesh, other.open) != (group.shape, group.mesh, False):
+            continue
+        for (phase, seqlen), p in (
+            (place, p) for line in other.lines if line.is_bound for place, p in line.points.items()
+        ):
+            if phase == "fwd_bwd" and p.time_ms is not None:
+                place = (_kernel(p), seqlen)
+                least[place] = min(p.time_ms.value, least.get(place, math.inf))
+    return least

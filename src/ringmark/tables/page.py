@@ -133,7 +133,13 @@ def group_title(group: Group) -> str:
 
 def kind(group: Group) -> str:
     """Whether the rows may be held against each other and why, how often cells were tried, and by what."""
-    return " ".join(filter(None, (_kind(group), _repeats(group), _programs(group))))
+    return " ".join(filter(None, (_kind(group), _ours(group), _repeats(group), _programs(group))))
+
+
+def _ours(group: Group) -> str:
+    """Rows bear the names of published methods; whose code ran is said here."""
+    names = dict.fromkeys(line.label.split(" (")[0] for line in group.lines if line.is_ours)
+    return f"ringmark's own implementations: {', '.join(names)}." if names else ""
 
 
 def _programs(group: Group) -> str:

@@ -31,6 +31,7 @@ OTHER_BOUND = "the bound is from another run of this campaign"
 OF_THE_BOUND = (OUTRUN, OTHER_BOUND)  # what only a fraction needs
 APART = "the repeats differ by more than their intervals"
 OTHER_RUNS = "forward, and forward + backward, are from different runs"
+APART_FROM_COLUMN = "measured in another run than most of its column"
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,11 @@ class Point:
     @property
     def passed(self) -> bool:
         return self.time_ms is not None
+
+    @property
+    def runs(self) -> set[str | None]:
+        """The runs that its time is from. Two points without a common one also differ by their runs."""
+        return {row.run_id for row in self.rows if row.passed}
 
 
 def point(rows: Sequence[CellRow]) -> Point:
@@ -143,7 +149,7 @@ def backward(forward: Point | None, both: Point | None) -> Point | None:
         return Point(failed.status, failed.rows, notes=failed.notes)
     first, whole = forward.time_ms, both.time_ms
     time_ms = Span(whole.value - first.value, whole.low - first.high, whole.high - first.low)
-    notes = [] if _runs(forward) == _runs(both) else [OTHER_RUNS]
+    notes = [] if forward.runs == both.runs else [OTHER_RUNS]
     if time_ms.high <= 0:
         reason = "forward + backward took less time than the forward alone"
         return Point(IMPOSSIBLE, both.rows, notes=(f"{IMPOSSIBLE}: {reason}", *notes))
@@ -158,10 +164,6 @@ def backward(forward: Point | None, both: Point | None) -> Point | None:
         reason = f"the interval of the difference reaches above the device's peak of {peak:g} TFLOP/s"
         return Point(NOISE, both.rows, notes=(reason, *notes))
     return Point("passed", both.rows, time_ms=time_ms, rate=rate, notes=tuple(notes))
-
-
-def _runs(p: Point) -> set[str | None]:
-    return {row.run_id for row in p.rows if row.passed}
 
 
 def _peak(row: CellRow) -> float:

@@ -43,7 +43,7 @@ def where_time_goes(group: Group, phase: str) -> Table | None:
                 continue
             hidden = (rank["comm_busy_ms"] - rank["exposed_comm_ms"]) / rank["span_ms"]
             figures = [*parts.values(), hidden]
-            entries = [Entry(fixed(figure, 3), is_number=True) for figure in figures]
+            entries = [Entry(fixed(figure, 4), is_number=True) for figure in figures]
             head = (word(line.label), word(str(seqlen)), Entry(plain(rank["span_ms"]), is_number=True))
             rows.append((*head, *entries))
     if not rows:

@@ -116,6 +116,7 @@ def _point(p: Point) -> dict[str, Any]:
         "fraction": _digits(p.fraction),
         "memory": _digits(memory),
         "repeats": len(p.rows),
+        "runs": sorted(map(str, p.runs)),
         "notes": p.told,
         "shares": part_shares(p),
     }
