@@ -53,6 +53,16 @@ def test_points_drawn_are_the_points_of_the_tables(found):
     assert all(value > 0 for ys in drawn for value in ys)
 
 
+def test_the_lines_of_an_open_plot_name_their_kernels(tmp_path):
+    kernels = (("te_p2p", "flash2"), ("burst", "flash4"), ("single", "flash4"))
+    cells = [Cell(m, 512, make_records.SMALL, "fwd", MeshShape(1, 2), kernel) for m, kernel in kernels]
+    made = make_records.write_campaign(tmp_path / "made", [make_records.make(cell) for cell in cells])
+    *_, opened = group.groups(collect.collect(campaign.find(str(made))).rows)
+    (legend,) = plot.rate_figure(opened, "fwd").legends
+    told = {text.get_text() for text in legend.get_texts()}
+    assert told == {"te_p2p: flash2", "BurstAttention: flash4", "One GPU alone: flash4"}
+
+
 def test_a_problem_on_two_meshes_has_a_scaling_plot(tmp_path):
     records = [
         make_records.make(Cell(method, 512, make_records.SMALL, "fwd", MeshShape(1, size)))

@@ -92,7 +92,7 @@ def _by_length(group: Group, phase: str, title: str, value: Value, log_y: bool =
                 if there == phase and (span := value(p)) is not None
             ]
             if spans:
-                draw_line(axes, spans, line.label, styles.get(line.row))
+                draw_line(axes, spans, _label(group, line, phase), styles.get(line.row))
         if not log_y:
             axes.set_ylim(bottom=0)
         if strip is not None:
@@ -102,6 +102,13 @@ def _by_length(group: Group, phase: str, title: str, value: Value, log_y: bool =
         _length_axis(strip or axes, lengths)
         figure.legend(loc="outside right upper")
         return figure
+
+
+def _label(group: Group, line: Line, phase: str) -> str:
+    """A method's name; in an open group with its kernels, which set lines apart more than methods do."""
+    points = [p for (there, _), p in line.points.items() if there == phase]
+    kernels = sorted({row.kernel_ran for p in points for row in p.rows if row.passed and row.kernel_ran})
+    return f"{line.label}: {' or '.join(kernels)}" if group.open and kernels else line.label
 
 
 _Failed = list[tuple[Line, dict[int, str]]]
