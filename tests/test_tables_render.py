@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import make_records
-from ringmark import record, yamlfile
+from ringmark import record, schema, yamlfile
 from ringmark.cell import PHASES, Cell, MeshShape
 from ringmark.cli import main
 from ringmark.errors import UserError
@@ -96,6 +97,16 @@ def test_the_page_holds_the_numbers_of_the_records(rendered):
     assert f"{summary.median:.3f} [{summary.ci_low:.3f}, {summary.ci_high:.3f}]" in page
     assert "F = 4 b S² h d" in page
     assert "isolated (a barrier before every iteration)" in page
+
+
+def test_the_page_says_how_much_of_its_plan_is_missing(made, tmp_path):
+    grid = {"methods": ["ring"], "seqlen_global": [512, 4096], "shapes": [schema.dump(make_records.SMALL)]}
+    plan = {"campaign": "made", "mesh": {"nodes": 2, "gpus": 2}, "grids": [grid]}
+    for text, told in ((json.dumps(plan), "; of 8 records that were planned 4 are missing."), ("[]", ".")):
+        (made / "campaign.json").write_text(text)
+        assert main(["render", str(made), "--out", str(tmp_path / "out")]) == 0
+        summary = (tmp_path / "out" / "made.md").read_text().splitlines()[4]
+        assert re.sub(r".* (unavailable|passed|wrong|oom|timeout|crashed|unsupported)", "", summary) == told
 
 
 def test_rendering_again_changes_nothing_and_check_names_what_is_stale(made, tmp_path, capsys):

@@ -18,6 +18,8 @@ from ringmark.campaign_together import TOGETHER, Finding
 from ringmark.errors import UserError
 from ringmark.record import Record
 
+PLAN = "campaign.json"
+
 
 @dataclass(frozen=True)
 class Checked:
@@ -68,13 +70,10 @@ def together(folder: Path, found: Sequence[tuple[str, Record]]) -> list[Finding]
 
 def _missing(folder: Path, there: set[str]) -> Iterator[Finding]:
     """Worth knowing: how many planned cells have no record."""
-    plan = folder / "campaign.json"  # job files of an earlier plan may still lie beside those of this one
     try:
-        wanted = _planned(json.loads(plan.read_text(encoding="utf-8")), plan.name)
-    except FileNotFoundError:
-        return  # records without a plan
+        wanted = planned(folder)
     except (OSError, ValueError, UserError) as error:
-        yield Finding(plan.name, f"is no readable plan of cells: {error}", False)
+        yield Finding(PLAN, f"is no readable plan of cells: {error}", False)
         return
     left = sorted(wanted - there)
     if left:
@@ -82,9 +81,12 @@ def _missing(folder: Path, there: set[str]) -> Iterator[Finding]:
         yield Finding(left[0], sentence, False)
 
 
-def _planned(data: object, where: str) -> set[str]:
-    """The paths of all records of a config."""
-    config = configs.from_data(data, where)
+def planned(folder: Path) -> set[str]:
+    """The paths of all records of the config that was planned last; of records without a plan none."""
+    plan = folder / PLAN  # job files of an earlier plan may still lie beside those of this one
+    if not plan.exists():
+        return set()
+    config = configs.from_data(json.loads(plan.read_text(encoding="utf-8")), plan.name)
     return {
         record.record_path(cell, repeat).as_posix()
         for cell in configs.cells(config)

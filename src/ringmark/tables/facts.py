@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ringmark import campaign_check
+from ringmark.errors import UserError
 from ringmark.tables.cellrow import CellRow, program_of
 from ringmark.tables.collect import Collected
 from ringmark.tables.numbers import plain
@@ -151,9 +153,19 @@ def _settings(found: list[dict[str, Any]]) -> str:
 
 
 def summary(collected: Collected) -> str:
-    """One sentence: how many records, and how they ended."""
+    """One sentence: how many records, how they ended, and how many of the plan are not there."""
     counts = Counter(row.status for row in collected.rows)
     words = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
     cells = len({row.key for row in collected.rows})
     records = len(collected.rows)
-    return f"{cells} {'cell' if cells == 1 else 'cells'}, {records} records: {words}"
+    text = f"{cells} {'cell' if cells == 1 else 'cells'}, {records} records: {words}"
+    return text + _missing(collected)
+
+
+def _missing(collected: Collected) -> str:
+    try:
+        wanted = campaign_check.planned(collected.campaign.folder)
+    except (OSError, ValueError, UserError):
+        return ""  # the check has a note of a plan that cannot be read
+    left = len(wanted - {row.path for row in collected.rows})
+    return f"; of {len(wanted)} records that were planned {left} are missing" if left else ""
