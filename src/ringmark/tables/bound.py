@@ -1,4 +1,4 @@
-"""The bound joined to each row: the same kernel, the same work per GPU, on one GPU with no communication.
+"""The bound joined to each row: the same kernel, the same work per GPU, each GPU without the others.
 
 A row's bound is the fastest `single` row of the same length, shape, phase, mesh and kernel that really ran:
 of the same run where that run has one, else of all runs of the same program (then the row says so). A time of
