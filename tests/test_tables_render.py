@@ -31,6 +31,7 @@ from ringmark.tables import (
     markdown,
     page,
     render,
+    runs,
     templates,
 )
 from ringmark.tables.headline import headline
@@ -657,6 +658,15 @@ def test_forms_made_from_records_are_read_back_as_the_same_numbers(tmp_path):
     degrees = [c for c in claims if "ring_type" in c.options]
     assert {(c.options["ulysses_degree"], c.options["ring_degree"]) for c in degrees} == {("8", "4")}
     assert any(c.status == "oom" for c in claims)
+
+
+def test_a_ring_of_one_has_no_type(tmp_path):
+    """Teams of all ranks hold the sequence contiguously, which is no basic ring."""
+    found = make_records.make(cell("usp"), settings={"ulysses_degree": 4})
+    found = replace(found, ran=replace(found.ran, layout="contiguous"))
+    (only,) = groups_of(tmp_path, [found])
+    (run,) = runs.runs(only, only.lines[0], "degrees")
+    assert (run["ring_type"], run["ulysses_degree"], run["ring_degree"]) == ("none", "4", "1")
 
 
 def test_blocks_are_filled_and_unknown_ones_named(tmp_path):

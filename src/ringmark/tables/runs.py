@@ -46,8 +46,9 @@ def _degrees(line: Line) -> dict[str, str]:
     ulysses = settings.get("ulysses_degree") or settings.get("ulysses")
     if row is None or not isinstance(ulysses, int) or ulysses < 1:
         return {}
-    kind = settings.get("ring") or _RING_TYPES.get(str(row.layout).split("_")[0], "zigzag")
     ring = row.world_size // ulysses
+    laid = _RING_TYPES.get(str(row.layout).split("_")[0], "zigzag")
+    kind = settings.get("ring") or (laid if ring > 1 else "none")
     return {"ring_type": str(kind), "ulysses_degree": str(ulysses), "ring_degree": str(ring)}
 
 
