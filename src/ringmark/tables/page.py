@@ -161,7 +161,8 @@ def _repeats(group: Group) -> str:
 def _kind(group: Group) -> str:
     ran = ", ".join(f"{kernel} ({'; '.join(found)})" for kernel, found in group.kernels_ran.items()) or "none"
     if group.open:
-        taken = "with its fastest kernel, and with options where they make it more than 1% faster"
+        kernel = "the fastest kernel it was tried with"
+        taken = f"with {kernel}, and with options where they make it more than 1% faster"
         return f"Open: each method {taken}, named in the notes. What ran: {ran}."
     if group.closed:
         return f"Closed: every row ran the kernel {ran}, on one kind of device."
