@@ -125,3 +125,25 @@ def test_the_automatic_number_of_groups_at_the_sizes_of_the_tables() -> None:
     assert heads.automatic(1 << 20, 40, 2) == 1
     assert [heads.automatic(64 << 20, 40, 1, tracks) for tracks in (0, 1, 2)] == [2, 1, 2]
     assert [heads.automatic(32 << 20, 40, 1, tracks) for tracks in (0, 1, 2)] == [1, 1, 2]
+
+
+def test_a_plan_of_groups_and_tracks_at_the_sizes_where_it_turns() -> None:
+    """On a device of no memory: what is asked for stands, else two tracks where pieces are large enough."""
+
+    def planned(
+        mib: int, count: int = 0, tracks: int = 0, nodes: int = 1, abreast: int = 1
+    ) -> tuple[int, int]:
+        q = torch.empty(1, mib * 4096, 8, 16, dtype=torch.bfloat16, device="meta")
+        assert q.nbytes == mib << 20
+        groups, used = heads.plan_for(q, q[:, :, ::2], count, tracks, nodes, abreast)
+        assert [group.q.stop - group.q.start for group in groups] == [8 // len(groups)] * len(groups)
+        assert [group.kv.stop - group.kv.start for group in groups] == [4 // len(groups)] * len(groups)
+        return len(groups), used
+
+    assert [planned(mib) for mib in (63, 64, 128, 129)] == [(1, 1), (2, 2), (2, 2), (4, 2)]
+    assert [planned(mib, abreast=3) for mib in (8, 32, 64, 65)] == [(1, 1), (2, 2), (2, 2), (4, 2)]
+    assert [planned(mib, nodes=2) for mib in (9, 19, 20, 30, 40)] == [(1, 1), (1, 1), (2, 1), (4, 1), (4, 1)]
+    assert [planned(64, count) for count in (1, 2, 4)] == [(1, 1), (2, 2), (4, 1)]
+    assert [planned(128, count) for count in (2, 4)] == [(2, 2), (4, 2)]
+    assert [planned(8, 2, tracks) for tracks in (1, 2)] == [(2, 1), (2, 2)]
+    assert planned(8, 1, 2) == (1, 1), "no more tracks than groups"

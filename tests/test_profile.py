@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ringmark import kernels, methods
+from ringmark import kernels, methods, shares
 from ringmark.bench import problem, profile, timeline
 from ringmark.cell import Cell, MeshShape, Shape
 from ringmark.comm.mesh import Mesh
@@ -95,6 +95,20 @@ def test_an_operator_on_the_host_counts_without_those_inside_it() -> None:
 def test_nothing_profiled_is_no_time_and_no_error() -> None:
     assert set(dump(timeline.breakdown([])).values()) == {0.0}
     assert timeline.top([]) == []
+
+
+def test_the_parts_make_the_whole_of_an_iteration() -> None:
+    """12 ms of kernels, side by side, share out the 8 in which any computes; transfers show for 1.5."""
+    rank = {"span_ms": 10.0, "compute_busy_ms": 8.0, "exposed_comm_ms": 1.5, "idle_ms": 0.5}
+    rank |= {"attention_ms": 9.0, "merge_ms": 2.0, "other_ms": 1.0}
+    parts = shares.shares(rank)
+    wanted = {"attention": 0.6, "merge": 2 / 15, "other": 1 / 15, "exposed": 0.15, "idle": 0.05}
+    assert parts == pytest.approx(wanted)
+    assert list(parts) == list(shares.PARTS)
+    nothing = dict.fromkeys(rank, 0.0)
+    assert shares.shares(nothing) == {}
+    idle = shares.shares({**nothing, "span_ms": 2.0, "idle_ms": 2.0})
+    assert idle == {**dict.fromkeys(shares.PARTS, 0.0), "idle": 1.0}
 
 
 def test_the_top_table_adds_up() -> None:

@@ -249,6 +249,26 @@ def test_a_jobs_time_limit_holds_every_iteration_that_a_cell_may_take(tmp_path: 
         assert submit.minutes(job, config) * 60 > len(asked.protocols) * timed + room
 
 
+def test_the_longest_of_a_cell_adds_up() -> None:
+    """An iteration of 2 s where everything is half as fast; warm-up, rounds, checks."""
+    cell = Cell("ring", 1024)
+    rate = flops.cell_flops(cell) / 1e12
+
+    def longest(**asked: Any) -> float:
+        return cost.longest_seconds(cell, Measure(**asked), rate, 2.0) - cost.UNTIMED * 2.0 - 2 * cost.CELL_S
+
+    few = {"min_iterations": 2, "max_iterations": 5}
+    assert longest(**few, time_limit_s=60.0) == pytest.approx(3 * 2 + 5 * 2)
+    assert longest(**few, time_limit_s=60.0, warmup_s=5.0) == pytest.approx(5 + 2 + 5 * 2)
+    assert longest(min_iterations=2, max_iterations=100, time_limit_s=60.0) == pytest.approx(
+        3 * 2 + 60 * 1.25
+    )
+    assert longest(min_iterations=2, max_iterations=100, time_limit_s=4.0) == pytest.approx(3 * 2 + 4 + 2)
+    assert longest(min_iterations=50, max_iterations=100, time_limit_s=4.0) == pytest.approx(3 * 2 + 50 * 2)
+    both = longest(**few, time_limit_s=60.0, protocols=["isolated", "pipelined"])
+    assert both == pytest.approx(2 * (3 * 2 + 5 * 2))
+
+
 @given(
     one=st.floats(1e-4, 100),
     least=st.integers(1, 20),
