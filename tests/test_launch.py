@@ -161,7 +161,17 @@ def test_enroot_keeps_the_entry_point_of_the_image() -> None:
     rest = found[len(SRUN_4X8) :]
     assert rest[:5] == ["enroot", "start", "--rw", "--mount", "/home/me/ringmark:/home/me/ringmark"]
     assert ("--env", "SLURM_NODEID") in list(itertools.pairwise(rest))
-    assert rest[rest.index("/x/r.sqsh") + 1 :] == ["agent", *WORDS_4X8]
+    # It keeps the working directory of the image too, and a job's paths start at the checkout.
+    assert rest[rest.index("/x/r.sqsh") + 1 :] == ["agent", "--folder", "/home/me/ringmark", *WORDS_4X8]
+
+
+@pytest.mark.parametrize("runtime", ["docker", "podman", "enroot"])
+def test_a_container_hears_of_slurms_gpus_only_where_slurm_gave_some(runtime: Any) -> None:
+    site, place = dataclasses.replace(SITE, runtime=runtime), dataclasses.replace(PLACE, image="/x/r.sqsh")
+    alone = Cluster("host", scheduler="none", runtime=runtime)
+    assert "CUDA_VISIBLE_DEVICES" in argv(site, place)
+    assert "CUDA_VISIBLE_DEVICES" not in argv(dataclasses.replace(site, request_gpus=False), place)
+    assert not {"CUDA_VISIBLE_DEVICES", "SLURM_NODEID"} & set(argv(alone, place))
 
 
 def test_containers_are_ended_on_every_node() -> None:

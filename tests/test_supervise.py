@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import torch
 
 from ringmark import diagnose, launch, record, supervise
 from ringmark import job as jobs
-from ringmark.bench import progress, stacks, worker
+from ringmark.bench import agent, progress, stacks, worker
 from ringmark.bench.progress import Progress, RankFailure
 from ringmark.cell import Cell, MeshShape, Shape
 from ringmark.cli import main
@@ -453,6 +454,20 @@ def test_the_supervisor_beats_on_when_clocks_step_back(tmp_path: Path) -> None:
     os.utime(tmp_path / "supervisor", (ahead, ahead))
     progress.supervise(tmp_path)
     assert (tmp_path / "supervisor").stat().st_mtime < ahead
+
+
+def test_an_agent_starts_where_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_of(tmp_path, "fine")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")  # a container's own working directory
+    begun: list[Path] = []
+    monkeypatch.setattr(agent, "launch_config", lambda args, job: begun.append(Path.cwd()) or sys.exit(5))
+    words = ["--folder", str(tmp_path), "--nproc-per-node", "2", "--run-id", "r", "j.job.json", "0"]
+    parser = argparse.ArgumentParser()
+    agent.add_arguments(parser)
+    with pytest.raises(SystemExit):
+        agent.run(parser.parse_args(words))
+    assert begun == [tmp_path]
 
 
 def test_an_agent_gives_up_when_the_supervisors_beat_stops(tmp_path: Path) -> None:

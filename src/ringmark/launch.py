@@ -29,7 +29,7 @@ KEPT_PREFIXES = (
 )
 # What srun tells each task, which a container must hear too.
 TASK_VARIABLES = (
-    *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NODEID", "SLURM_PROCID", "CUDA_VISIBLE_DEVICES"),
+    *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NODEID", "SLURM_PROCID"),
     *("SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES"),
 )
 AGENT = ("-m", "ringmark.bench.agent")
@@ -133,9 +133,10 @@ def in_container(
         return [*argv, "python3", *AGENT, *words]
     if site.runtime == "enroot":
         binds = [word for mount in mounts for word in ("--mount", mount)]
-        names = [word for name in [*env, *TASK_VARIABLES] for word in ("--env", name)]
-        # enroot keeps the image's entry point, which is `ringmark`.
-        return ["enroot", "start", "--rw", *binds, *names, *site.container_extra, image, "agent", *words]
+        names = [word for name in [*env, *told_by_slurm(job, site)] for word in ("--env", name)]
+        # enroot keeps the image's entry point, which is `ringmark`, and its working directory.
+        inside = [image, "agent", "--folder", place.folder, *words]
+        return ["enroot", "start", "--rw", *binds, *names, *site.container_extra, *inside]
     return [sys.executable if site.runtime == "bare" else "python3", *AGENT, *words]
 
 
@@ -164,7 +165,7 @@ def docker(
     for mount in [f"{place.folder}:{place.folder}", *site.mounts]:
         argv += ["--volume", mount]
     argv += ["--workdir", place.folder]
-    for name in [*env, *(TASK_VARIABLES if site.scheduler == "slurm" else ())]:
+    for name in [*env, *told_by_slurm(job, site)]:
         argv += ["--env", name]  # a name alone takes the value from the client's environment
     return [*argv, *site.container_extra, "--entrypoint", "python3", place.image or "", *AGENT, *words]
 
@@ -203,6 +204,14 @@ def leftovers(job: Job, run_id: str, place: Place) -> list[str] | None:
         return argv
     each = ["--nodes", str(nodes), "--ntasks", str(nodes), "--ntasks-per-node", "1"]
     return ["srun", "--overlap", *each, "--nodelist", ",".join(place.hosts[:nodes]), *argv]
+
+
+def told_by_slurm(job: Job, site: Cluster) -> list[str]:
+    """Variables that srun gives to a task. None that it does not give: enroot would hand it on as empty, and
+    an empty CUDA_VISIBLE_DEVICES hides every GPU."""
+    if site.scheduler != "slurm":
+        return []
+    return [*TASK_VARIABLES, *(["CUDA_VISIBLE_DEVICES"] if asks_for_gpus(job, site) else [])]
 
 
 def asks_for_gpus(job: Job, site: Cluster) -> bool:

@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nproc-per-node", type=int, required=True, help="ranks on each node")
     parser.add_argument("--rendezvous", help="HOST:PORT on the first node, where there are several")
     parser.add_argument("--watch-supervisor", action="store_true", help="end when its beat ends")
+    parser.add_argument("--folder", help="where paths start from, if not here")
     parser.add_argument("--run-id", required=True, help="the folder, in the job's, that the world reports to")
     parser.add_argument("job", help="the job's file")
     parser.add_argument("items", help="the items to run, like 0,1,4")
@@ -46,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
+    if args.folder:
+        os.chdir(args.folder)
     job = jobs.load(Path(args.job))
     if folder := os.environ.get("TMPDIR"):
         os.makedirs(folder, exist_ok=True)  # a cluster's scratch is made on every node
