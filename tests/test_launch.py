@@ -174,6 +174,25 @@ def test_a_container_hears_of_slurms_gpus_only_where_slurm_gave_some(runtime: An
     assert not {"CUDA_VISIBLE_DEVICES", "SLURM_NODEID"} & set(argv(alone, place))
 
 
+@pytest.mark.parametrize("runtime", ["docker", "podman", "apptainer", "enroot"])
+def test_the_scratch_folder_is_there_and_in_the_container(runtime: Any) -> None:
+    site = dataclasses.replace(SITE, runtime=runtime, scratch="/local/me", mounts=["/local/me:/local/me"])
+    rest = argv(site, dataclasses.replace(PLACE, image="/x/r"))[len(SRUN_4X8) :]
+    assert rest[:5] == ["sh", "-c", 'mkdir -p "$0" && exec "$@"', "/local/me", runtime]
+    assert rest.count("/local/me:/local/me") == 1  # docker refuses a place that is mounted twice
+
+
+def test_a_container_gets_no_folder_of_the_host() -> None:
+    environ = {"PATH": "/bin", "TMPDIR": "/job/7", "PYTHONPATH": "/site", "PYTHONHOME": "/site"}
+    site = dataclasses.replace(SITE, runtime="apptainer")
+    assert inherited(environ, site) == {"PATH": "/bin"}
+    assert inherited(environ, dataclasses.replace(site, pass_env=["TMPDIR"])) == {
+        "PATH": "/bin",
+        "TMPDIR": "/job/7",
+    }
+    assert inherited(environ, SITE) == environ
+
+
 def test_containers_are_ended_on_every_node() -> None:
     site = dataclasses.replace(SITE, runtime="podman")
     found = launch.leftovers(job_of(site), "R", PLACE)

@@ -470,6 +470,16 @@ def test_an_agent_starts_where_it_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     assert begun == [tmp_path]
 
 
+def test_a_scratch_that_cannot_be_used_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent.make_scratch(str(tmp_path / "of/mine"))
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file/x cannot be made on .* \(Not a directory\): name a folder"):
+        agent.make_scratch(str(tmp_path / "file/x"))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    with pytest.raises(UserError, match=r"mine cannot be written on .*: name a folder of your own"):
+        agent.make_scratch(str(tmp_path / "of/mine"))
+
+
 def test_an_agent_gives_up_when_the_supervisors_beat_stops(tmp_path: Path) -> None:
     progress.supervise(tmp_path)
     lease = progress.Lease(str(tmp_path.parent), tmp_path.name, seconds=0.3)

@@ -1,6 +1,6 @@
 """How a world of ranks is started: cells + cluster -> argv and environment. Pure: it starts nothing.
 
-    srun (one task a node)  ->  container  ->  modules  ->  agent  ->  this node's ranks
+    srun (one task a node)  ->  modules  ->  scratch  ->  container  ->  agent  ->  this node's ranks
 
 Each arrow is one function below and adds words in front; on one host without a scheduler only the agent
 is left.
@@ -32,6 +32,8 @@ TASK_VARIABLES = (
     *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NODEID", "SLURM_PROCID"),
     *("SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES"),
 )
+# What of the host would lead a container astray: folders that are not in it, and another Python's packages.
+OF_THE_HOST = {"TMPDIR", "PYTHONPATH", "PYTHONHOME"}
 AGENT = ("-m", "ringmark.bench.agent")
 RDMA_FABRICS = ("ib", "roce", "efa")
 
@@ -66,7 +68,7 @@ def world(job: Job, job_file: str, items: Sequence[int], run_id: str, place: Pla
     words = agent(job, job_file, items, run_id, place)
     if site is None:
         return Command([sys.executable, *AGENT, *words], env)
-    argv = with_modules(site, in_container(job, site, words, env, run_id, place))
+    argv = with_modules(site, with_scratch(site, in_container(job, site, words, env, run_id, place)))
     return Command(with_srun(job, site, argv, env, run_id, place), env)
 
 
@@ -104,10 +106,14 @@ def inherited(environ: Mapping[str, str], site: Cluster | None) -> dict[str, str
     """What a world sees of the surrounding environment: all on one's own host, the allow-list on a site."""
     if site is None:
         return dict(environ)
-    allowed = KEPT | set(site.pass_env)
-    return {
-        name: value for name, value in environ.items() if name in allowed or name.startswith(KEPT_PREFIXES)
-    }
+    left = set() if site.runtime == "bare" else OF_THE_HOST
+
+    def kept(name: str) -> bool:
+        return name in site.pass_env or (
+            name not in left and (name in KEPT or name.startswith(KEPT_PREFIXES))
+        )
+
+    return {name: value for name, value in environ.items() if kept(name)}
 
 
 def with_modules(site: Cluster, argv: list[str]) -> list[str]:
@@ -118,11 +124,24 @@ def with_modules(site: Cluster, argv: list[str]) -> list[str]:
     return ["bash", "-lc", script, "ringmark", *argv]
 
 
+def with_scratch(site: Cluster, argv: list[str]) -> list[str]:
+    """Make the scratch folder before a container wants to mount it; elsewhere the agent makes it."""
+    if site.runtime in ("bare", "pyxis") or not site.scratch:
+        return argv
+    return ["sh", "-c", 'mkdir -p "$0" && exec "$@"', site.scratch, *argv]
+
+
+def folders(site: Cluster, place: Place) -> list[str]:
+    """What a container sees of its node, under the same paths; pyxis can mount only what is there already."""
+    scratch = [f"{site.scratch}:{site.scratch}"] if site.scratch and site.runtime != "pyxis" else []
+    return list(dict.fromkeys([f"{place.folder}:{place.folder}", *scratch, *site.mounts]))
+
+
 def in_container(
     job: Job, site: Cluster, words: list[str], env: Mapping[str, str], run_id: str, place: Place
 ) -> list[str]:
     """The agent inside the site's runtime; the folder has the same path inside and outside."""
-    mounts = [f"{place.folder}:{place.folder}", *site.mounts]
+    mounts = folders(site, place)
     image, gpus = place.image or "", job.device != "cpu"
     if site.runtime in ("docker", "podman"):
         return docker(job, site, words, env, run_id, place)
@@ -162,7 +181,7 @@ def docker(
         argv += ["--device", "nvidia.com/gpu=all"] if cdi else ["--gpus", "all"]
     if site.fabric in RDMA_FABRICS:
         argv += ["--device", "/dev/infiniband", "--cap-add", "IPC_LOCK"]
-    for mount in [f"{place.folder}:{place.folder}", *site.mounts]:
+    for mount in folders(site, place):
         argv += ["--volume", mount]
     argv += ["--workdir", place.folder]
     for name in [*env, *told_by_slurm(job, site)]:
@@ -186,7 +205,7 @@ def with_srun(
     if asks_for_gpus(job, site):
         srun += ["--gpus-per-node", str(ranks)]
     if site.runtime == "pyxis":
-        mounts = ",".join([f"{place.folder}:{place.folder}", *site.mounts])
+        mounts = ",".join(folders(site, place))
         srun += [f"--container-image={place.image}", f"--container-mounts={mounts}"]
         srun += [f"--container-workdir={place.folder}", "--no-container-mount-home"]
         srun += ["--no-container-entrypoint", f"--container-env={','.join(env)}", *site.container_extra]

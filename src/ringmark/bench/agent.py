@@ -19,6 +19,7 @@ from typing import Any
 
 from ringmark import job as jobs
 from ringmark.bench import progress, stacks
+from ringmark.errors import UserError
 
 LEASE_S = 180.0  # well over the minute for which a shared file system may show an old beat
 
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         os.chdir(args.folder)
     job = jobs.load(Path(args.job))
     if folder := os.environ.get("TMPDIR"):
-        os.makedirs(folder, exist_ok=True)  # a cluster's scratch is made on every node
+        make_scratch(folder)
     if args.watch_supervisor:
         lease = progress.Lease(job.folder, args.run_id, LEASE_S)
         threading.Thread(target=end_without_supervisor, args=(lease,), daemon=True).start()
@@ -66,6 +67,19 @@ def run(args: argparse.Namespace) -> int:
             progress.write_exit(job.folder, args.run_id, rank, failure.exitcode)
         return 1
     return 0
+
+
+def make_scratch(folder: str) -> None:
+    """A cluster's scratch is made on every node; a rank that cannot write there would fail much later."""
+    advice = "name a folder of your own under 'scratch' in the cluster file"
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be made on {os.uname().nodename} ({error.strerror}): {advice}"
+        ) from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"{folder} cannot be written on {os.uname().nodename}: {advice}")
 
 
 def launch_config(args: argparse.Namespace, job: jobs.Job) -> Any:
@@ -109,7 +123,11 @@ def main() -> int:
     die_with_parent()
     parser = argparse.ArgumentParser(prog="ringmark.bench.agent", description=__doc__)
     add_arguments(parser)
-    return run(parser.parse_args())
+    try:
+        return run(parser.parse_args())
+    except UserError as error:
+        print(f"ringmark: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":
