@@ -34,7 +34,8 @@ if "pip" in words:
 for word in words:
     file = word.removeprefix("oci-archive:")
     if file.endswith((".sif", ".sqsh", ".oci.tar")):
-        open(file, "a").write("archive")
+        # enroot writes over nothing; the others do
+        open(file, "x" if file.endswith(".sqsh") else "a").write("archive")
 """
 
 
@@ -112,10 +113,10 @@ def test_attestations_are_asked_for_where_the_builder_keeps_them(place):
 )
 def test_a_file_for_the_runtime_is_made_from_the_image(place, builder, runtime, kind, source):
     tool = "apptainer" if kind == "sif" else "enroot"
-    done, asked, written = ringmark_image(
-        place, "--runtime", runtime, "--tag", "localhost/x:1", programs=[builder, tool]
-    )
-    assert done.returncode == 0, done.stderr
+    words = ["--runtime", runtime, "--tag", "localhost/x:1"]
+    for _ in range(2):  # again: the file of the last build is there
+        done, asked, written = ringmark_image(place, *words, programs=[builder, tool])
+        assert done.returncode == 0, done.stderr
     assert written["archive"] == f"build/image.{kind}"
     assert (place / "checkout" / written["archive"]).exists()
     assert source in next(words for words in asked if words[0] == tool)

@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     bill = image.bill_of_materials(package_list(builder, tag), image_id)
     write_atomic(packages, json.dumps(bill, indent=1) + "\n")
     if archive:
+        archive.unlink(missing_ok=True)  # enroot would stop at the file of the last build
         try:
             for argv in converts:
                 _run(argv)
