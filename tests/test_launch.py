@@ -143,6 +143,11 @@ def test_docker_and_podman_name_every_variable() -> None:
     podman = argv(dataclasses.replace(site, runtime="podman"), place)
     assert ("--device", "nvidia.com/gpu=all") in list(itertools.pairwise(podman))
     assert "--gpus" not in podman
+    assert ("--userns", "keep-id") in list(itertools.pairwise(podman))
+    as_root = argv(dataclasses.replace(site, runtime="podman"), dataclasses.replace(place, user="0:0"))
+    assert "--userns" not in found + as_root
+    assert "memlock=-1" in as_root
+    assert "memlock=-1" not in podman
 
 
 def test_docker_on_one_host_without_a_scheduler() -> None:

@@ -175,7 +175,13 @@ def docker(
         "--ipc",
         "host",
     ]
-    argv += ["--ulimit", "memlock=-1", "--ulimit", "stack=67108864", "--user", place.user]
+    argv += ["--user", place.user]
+    if site.runtime == "podman" and not place.user.startswith("0:"):
+        # Rootless: an id would else be another one outside, to whom the checkout is closed, and no limit can
+        # be raised, which ends the start; the container has those that podman was started with.
+        argv += ["--userns", "keep-id"]
+    else:
+        argv += ["--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
     if job.device != "cpu":
         cdi = site.cdi or site.runtime == "podman"
         argv += ["--device", "nvidia.com/gpu=all"] if cdi else ["--gpus", "all"]
