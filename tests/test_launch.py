@@ -187,6 +187,12 @@ def test_the_scratch_folder_is_there_and_in_the_container(runtime: Any) -> None:
     assert rest.count("/local/me:/local/me") == 1  # docker refuses a place that is mounted twice
 
 
+def test_how_an_allocation_was_asked_for_is_no_option_of_its_steps() -> None:
+    ids = {"SLURM_JOB_ID": "7", "SLURM_CONF": "/etc/slurm.conf"}
+    # `srun --ntasks-per-node 1` ends at SLURM_NTASKS_PER_GPU, --gpus-per-node at SLURM_GPUS.
+    assert inherited({**ids, "SLURM_NTASKS_PER_GPU": "1", "SLURM_GPUS": "4"}, SITE) == ids
+
+
 def test_a_container_gets_no_folder_of_the_host() -> None:
     environ = {"PATH": "/bin", "TMPDIR": "/job/7", "PYTHONPATH": "/site", "PYTHONHOME": "/site"}
     site = dataclasses.replace(SITE, runtime="apptainer")

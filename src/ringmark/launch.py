@@ -21,9 +21,13 @@ from ringmark.job import Job
 KEPT = {
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR"),
     *("LD_LIBRARY_PATH", "VIRTUAL_ENV", "MODULEPATH"),
+    # Which allocation it is. How it was asked for (SLURM_GPUS, SLURM_NTASKS_PER_GPU, ...) srun would take for
+    # options of the step, against those that it is given.
+    *("SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_WORKING_CLUSTER", "SLURM_JOB_ID", "SLURM_JOBID"),
+    *("SLURM_STEP_ID", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES"),
 }
 KEPT_PREFIXES = (
-    *("SLURM_", "NCCL_", "TORCH", "PYTORCH_", "CUDA_", "OMP_", "GLOO_", "UCX_", "FI_", "NVTE_", "TRITON_"),
+    *("NCCL_", "TORCH", "PYTORCH_", "CUDA_", "OMP_", "GLOO_", "UCX_", "FI_", "NVTE_", "TRITON_"),
     *("NVIDIA_", "MKL_", "LC_", "PYTHON", "LMOD_", "MODULES", "RINGMARK_", "XDG_"),
     *("ENROOT_", "APPTAINER_", "SINGULARITY_", "DOCKER_"),
 )

@@ -71,7 +71,8 @@ class Site:
         """Make sure that no task and no container of a world is left on any node."""
         kill = launch.leftovers(self.job, run_id, launch.Place(self.hosts))
         if kill is not None:
-            subprocess.run(kill, check=False, capture_output=True)  # that none is left is no failure
+            environ = self.environ()  # that none is left is no failure
+            subprocess.run(kill, env=environ, check=False, capture_output=True)
         if not self.hosts:
             return
         deadline = time.monotonic() + STEP_END_S
