@@ -53,6 +53,10 @@ for index in map(int, sys.argv[2].split(",")):
         ranks[0].failed(Status.CRASHED, "Connection closed by peer", "", True)
         ranks[1].failed(Status.OOM, "out of memory", 'File "/x/methods/a.py", line 3, in attend', False)
         sys.exit(1)
+    if act == "told":  # all ranks of a node are signalled with their agent, and some say that others went
+        ranks[0].failed(Status.CRASHED, "Connection closed by peer", "", True)
+        progress.write_told_to_end(job.folder, run_id, 0)
+        sys.exit(143)
     if act == "silent":
         sys.exit(7)
     found = Record(item.cell, item.asked, Status.UNSUPPORTED, job.campaign, failure=Failure("measured"))
@@ -160,6 +164,20 @@ def test_an_allocation_that_ends_is_no_cells_failure(tmp_path: Path, monkeypatch
     with pytest.raises(UserError, match=r"has ended \(TIMEOUT\)"):
         supervise.run(job, path, lambda line: None)
     assert job.pending() == [1, 2]
+
+
+def test_a_world_that_is_told_to_end_is_no_cells_failure(tmp_path: Path, site: list[FakeSite]) -> None:
+    job, path = job_of(tmp_path, "fine", "told", "fine")
+    with pytest.raises(UserError, match="told to end from outside"):
+        supervise.run(job, path, lambda line: None)
+    assert job.pending() == [1, 2]
+
+
+def test_only_where_every_agent_was_told_it_came_from_outside(tmp_path: Path) -> None:
+    progress.write_told_to_end(str(tmp_path.parent), tmp_path.name, 1)
+    assert not progress.told_to_end(tmp_path, 2)  # node 0 ended by itself, and srun told node 1
+    progress.write_told_to_end(str(tmp_path.parent), tmp_path.name, 0)
+    assert progress.told_to_end(tmp_path, 2)
 
 
 def test_a_world_that_does_not_start_is_told_with_its_last_words(

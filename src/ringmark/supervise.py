@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
-from ringmark import aside, diagnose, record
+from ringmark import aside, diagnose, launch, record
 from ringmark import job as jobs
 from ringmark.bench import progress, stacks
 from ringmark.errors import UserError
@@ -125,6 +125,12 @@ class World:
         self.check_allocation()
         size = self.job.mesh.world_size
         progress.wait_for_reasons(self.folder, size, SEEN_S if self.site.hosts else 0.0)
+        nodes, _ = launch.geometry(self.job)
+        if progress.told_to_end(self.folder, nodes):
+            raise UserError(
+                f"the ranks of job {self.job.id} were told to end from outside (by Slurm, where their nodes "
+                "are wanted for another job): run again, what is measured is kept"
+            )
         where = progress.ranks(self.folder, size)
         said, codes = progress.failures(self.folder, size), progress.exits(self.folder, size)
         return self.end(diagnose.died(said, codes, where, self.process.returncode, self.tail()), where)

@@ -146,6 +146,17 @@ def test_a_node_that_dies_blames_no_cell(checkout: Checkout) -> None:
     checkout.slurm.wait_idle()
 
 
+def test_a_job_that_is_told_to_end_blames_no_cell(checkout: Checkout) -> None:
+    checkout.write_config(METHODS)
+    driver = checkout.start()
+    checkout.wait_for_stage("timing", *METHODS)
+    (job,) = checkout.slurm_jobs()
+    checkout.slurm.ask("scancel", "--signal=TERM", job["JobId"])  # as a preemption does, in its grace time
+    assert driver.wait(300) == 0, checkout.log()
+    assert checkout.statuses() == dict.fromkeys(ALL, "passed")
+    assert states(checkout) == ["FAILED", "COMPLETED"]
+
+
 def test_what_a_time_limit_cut_off_is_measured_in_the_next_allocation(checkout: Checkout) -> None:
     checkout.write_config(METHODS, time_limit_s=25.0)
     driver = checkout.start()

@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start this node's ranks; their exit statuses are written down."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
@@ -66,6 +67,9 @@ def run(args: argparse.Namespace) -> int:
         for rank, failure in error.failures.items():
             progress.write_exit(job.folder, args.run_id, rank, failure.exitcode)
         return 1
+    except SignalException as error:
+        progress.write_told_to_end(job.folder, args.run_id, node_of(args))
+        return 128 + error.sigval
     return 0
 
 
@@ -103,13 +107,17 @@ def launch_config(args: argparse.Namespace, job: jobs.Job) -> Any:
             rdzv_configs={"timeout": timeout},
             local_addr="127.0.0.1",
         )
-    node = int(os.environ["SLURM_NODEID"])
     return LaunchConfig(
         **common,
         rdzv_backend="static",
         rdzv_endpoint=args.rendezvous,
-        rdzv_configs={"rank": node, "timeout": timeout},
+        rdzv_configs={"rank": node_of(args), "timeout": timeout},
     )
+
+
+def node_of(args: argparse.Namespace) -> int:
+    """This node's place in the world."""
+    return int(os.environ["SLURM_NODEID"]) if args.nnodes > 1 else 0
 
 
 def end_without_supervisor(lease: progress.Lease) -> None:

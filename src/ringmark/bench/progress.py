@@ -6,6 +6,7 @@
     <job folder>/<run id>/failure3.json   why the rank gave up: status, reason    (at most once)
     <job folder>/<run id>/exit3.json      how its process ended                   (by the agent)
     <job folder>/<run id>/environment.json  what the world measures on          (by rank 0, before any item)
+    <job folder>/<run id>/told0           the agent of a node was told to end     (by Slurm, or by whom)
     <job folder>/<run id>/supervisor      touched at every look by the supervisor (agents end without it);
                                           holds a word once the ranks' stacks are wanted
 
@@ -96,6 +97,16 @@ def environment(folder: Path) -> dict[str, Any]:
 def write_exit(folder: str, run_id: str, rank: int, exitcode: int) -> None:
     """Say how the process of a rank ended (negative: the signal)."""
     record.write_atomic(Path(folder, run_id, f"exit{rank}.json"), json.dumps({"exitcode": exitcode}))
+
+
+def write_told_to_end(folder: str, run_id: str, node: int) -> None:
+    """Say that this node's agent was told to end."""
+    Path(folder, run_id, f"told{node}").touch()
+
+
+def told_to_end(folder: Path, nodes: int) -> bool:
+    """Whether every agent was: where one ends by its ranks' failure, srun tells only the others."""
+    return all((folder / f"told{node}").exists() for node in range(nodes))
 
 
 def ranks(folder: Path, world_size: int) -> dict[int, Progress]:
