@@ -188,6 +188,14 @@ def test_a_world_that_does_not_start_is_told_with_its_last_words(
     with pytest.raises(UserError, match=r"did not start: .*: there is no torch here"):
         supervise.run(job, path, lambda line: None)
     assert job.pending() == [0]
+    said = "ringmark: /scratch cannot be made on a1\nsrun: error: a1: task 1: Exited with exit code 2\n"
+    said += "slurmstepd: error: *** STEP 7.0 ON a0 CANCELLED AT 2024-07-14T00:00:00 ***\n"
+    (tmp_path / "world.py").write_text(f"print({said!r}); raise SystemExit(1)")
+    with pytest.raises(UserError, match=r": ringmark: /scratch cannot be made on a1$"):
+        supervise.run(job, path, lambda line: None)
+    (tmp_path / "world.py").write_text("print('srun: error: Unable to create step'); raise SystemExit(1)")
+    with pytest.raises(UserError, match=r": srun: error: Unable to create step$"):
+        supervise.run(job, path, lambda line: None)
 
 
 def test_a_world_that_ends_well_without_its_records_is_not_started_for_ever(

@@ -177,7 +177,11 @@ class World:
         """The end at the item that the world was at; a world that began no item has no cell to blame."""
         status, failure = verdict
         if not any(at.item >= 0 for at in where.values()):
-            words = [line for line in self.tail().splitlines() if line.strip()]
+            said = [line for line in self.tail().splitlines() if line.strip()]
+            # After a task's last words Slurm says that it has ended; where a task had none, why it could not.
+            words = [
+                line for line in said if not line.startswith("srun: ") and "*** STEP" not in line
+            ] or said
             raise NotStartedError(
                 f"the ranks did not start: {failure.reason}: {words[-1] if words else 'no log'}"
             )
