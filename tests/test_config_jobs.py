@@ -205,9 +205,13 @@ def test_a_merged_key_may_be_given_another_value(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [({"mem_mb": -4}, "mem_mb is -4"), ({"gpus_per_node": -1}, "gpus_per_node is -1")],
+    [
+        ({"mem_mb": -4}, "mem_mb is -4"),
+        ({"mem_mb": 0}, "mem_mb is 0"),
+        ({"gpus_per_node": -1}, "gpus_per_node is -1"),
+    ],
 )
-def test_a_cluster_of_negative_size_is_refused(change: dict, says: str, tmp_path: Path) -> None:
+def test_a_cluster_of_no_size_is_refused(change: dict, says: str, tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text(yaml.safe_dump({"name": "x", **change}))
     with pytest.raises(UserError, match=says):
         cluster.read(tmp_path / "x.yaml")

@@ -14,7 +14,6 @@ from ringmark.cell import MeshShape
 from ringmark.errors import UserError
 
 Scheduler = Literal["slurm", "none"]
-_MAY_BE_0 = ("gpus_per_node", "mem_mb")  # a CPU cluster; what the site gives to a whole node
 Runtime = Literal["bare", "docker", "podman", "apptainer", "enroot", "pyxis"]
 
 
@@ -51,7 +50,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         for name in ("nodes", "gpus_per_node", "cpus_per_node", "time_limit_min", "mem_mb"):
-            number, least = getattr(self, name), 0 if name in _MAY_BE_0 else 1
+            number, least = getattr(self, name), 0 if name == "gpus_per_node" else 1  # 0: a CPU cluster
             if number is not None and number < least:
                 raise ValueError(f"{name} is {number}: give a number of at least {least}")
         if self.runtime == "pyxis" and self.scheduler != "slurm":

@@ -34,7 +34,7 @@ def resources(job: Job) -> dict[str, Any]:
         "nodes": nodes,
         "tasks": nodes,
         "cpus_per_task": site.cpus_per_node,
-        "mem_mb": site.mem_mb or 0,  # 0: what the site gives to a whole node
+        "mem_mb": site.mem_mb or 0,  # 0: the plugin says nothing of memory, instead of what it would guess
         "slurm_extra": shlex.join(extra_words(job, site, ranks)),
     }
     if nodes > 1:
