@@ -14,7 +14,7 @@ PIP := -m pip install -qq --disable-pip-version-check
 # A venv that exists is enough for the tables too.
 TABLES_PYTHON = $(if $(wildcard $(BIN)/ringmark),$(BIN)/python,$(TABLES_VENV)/bin/python)
 
-.PHONY: help env env-dev env-tables reproduce tables test test-cluster test-image test-paper test-browser test-gpu lint clean
+.PHONY: FORCE help env env-dev env-tables reproduce tables test test-cluster test-image test-paper test-browser test-gpu lint clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,12 @@ help:
 	@echo 'make tables      re-render the committed tables from the committed records (no torch)'
 	@echo 'make lint        style, types, layer contracts, workflow'
 	@echo 'make test-cluster, test-image, test-paper, test-browser, test-gpu: the tests that need more than Python'
+
+# A torch that is named is installed, also into an environment that is there already.
+ifneq ($(origin TORCH),file)
+$(VENV)/.made: FORCE
+endif
+FORCE:
 
 env: $(VENV)/.made
 $(VENV)/.made: envs/local.lock pyproject.toml

@@ -364,6 +364,24 @@ def test_the_costs_in_the_docs_are_those_that_are_computed() -> None:
         assert f"| {seqlen} | {found['fwd']:.2f} | {found['fwd_bwd']:.2f} |" in text
 
 
+def test_a_torch_that_is_named_replaces_the_one_that_is_there(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "envs/local.lock"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    program(tmp_path / ".venv/bin/python", "echo \"$*\" >> asked")
+    (tmp_path / ".venv/.made").touch()
+
+    def asked(*words: str) -> str:
+        (tmp_path / "asked").write_text("")
+        subprocess.run(["make", "-s", "env", *words], cwd=tmp_path, check=True, capture_output=True)
+        return (tmp_path / "asked").read_text()
+
+    assert asked() == ""
+    assert "torch==2.6.0\n" in asked("TORCH=torch==2.6.0")
+    assert asked() == ""
+
+
 def test_lint_has_only_the_remarks_that_are_explained(checkout: Path) -> None:
     """workflow/README.md quotes each remark; a new one is mended or explained there."""
     done = snakemake(checkout, "--lint")
