@@ -301,6 +301,8 @@ def test_the_image_is_the_cluster_files_or_the_one_that_was_built(
     site = dataclasses.replace(SITE, runtime="apptainer")
     assert image_of(None) == image_of(SITE) == (None, None)
     assert image_of(dataclasses.replace(site, image="/x/r.sif")) == ("/x/r.sif", None)
+    assert image_of(dataclasses.replace(site, image="x/r.sqsh")) == (str(tmp_path / "x/r.sqsh"), None)
+    assert image_of(dataclasses.replace(site, image="host/x/r:1")) == ("host/x/r:1", None)
     with pytest.raises(UserError, match="ringmark image"):
         image_of(site)
     built = image.Image(

@@ -102,7 +102,8 @@ def image_of(cluster: Cluster | None) -> tuple[str | None, str | None]:
     if cluster is None or cluster.runtime == "bare":
         return None, None
     if cluster.image is not None:
-        return cluster.image, None
+        is_file = cluster.image.endswith((images.SIF, images.SQSH))  # pyxis takes a relative path for a name
+        return str(Path(cluster.image).absolute()) if is_file else cluster.image, None
     built = images.read()
     return built.name, built.image_id
 
