@@ -320,7 +320,11 @@ def test_doctor_holds_a_cluster_file_against_sinfo(tmp_path: Path, monkeypatch: 
     assert findings(good.replace("gpu:h100:8", "(null)")) == [
         "8 GPUs a node in partition gpu (Slurm knows 0)"
     ]
-    assert findings(good, runtime="pyxis", image="/x.sqsh")[0].startswith("pyxis")
+    assert findings(good, runtime="pyxis", image="/x.sqsh")[0] == "pyxis: srun has no --container-image"
+    program(tmp_path / "srun", "echo --container-image=IMAGE")  # before 0.15
+    assert findings(good, runtime="pyxis", image="/x.sqsh")[0] == "pyxis: srun has no --container-env"
+    assert findings(good, runtime="docker") == ["no image is named that the nodes can pull"]
+    assert findings(good, runtime="docker", image="registry/ringmark:1") == []
     assert findings(good, runtime="apptainer", image="/x.sif") == ["image /x.sif"]
     assert findings("", partition="gpo") == ["partition gpo"]
 
@@ -369,7 +373,7 @@ def test_a_torch_that_is_named_replaces_the_one_that_is_there(tmp_path: Path) ->
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / ".venv/bin").mkdir(parents=True)
-    program(tmp_path / ".venv/bin/python", "echo \"$*\" >> asked")
+    program(tmp_path / ".venv/bin/python", 'echo "$*" >> asked')
     (tmp_path / ".venv/.made").touch()
 
     def asked(*words: str) -> str:

@@ -99,15 +99,23 @@ def runtime(cluster: Cluster) -> Iterator[Finding]:
     """The runtime and its image; a tool may be on the nodes alone."""
     if cluster.runtime == "pyxis":
         help_text = _ask("srun", "--help") or ""
-        if "--container-image" not in help_text:
-            yield "missing", "pyxis: srun has no --container-image", "ask the site, or choose runtime enroot"
+        for option in ("--container-image", "--container-env"):
+            if option not in help_text:
+                advice = "ask the site for pyxis 0.15 or newer, or choose runtime enroot"
+                yield "missing", f"pyxis: srun has no {option}", advice
+                break
     elif cluster.runtime in NODE_TOOL and shutil.which(NODE_TOOL[cluster.runtime]) is None:
         advice = "not on this host: make sure that it is on the nodes (perhaps by a module)"
         yield "note", f"runtime {cluster.runtime}", advice
     if cluster.runtime == "bare":
         return
     suffix = image.ARCHIVES[cluster.runtime]
-    if cluster.image is None:
+    if cluster.image is None and cluster.scheduler == "slurm" and suffix is None:
+        advice = (
+            f"{cluster.runtime} keeps what is built here on this host: push it to a registry, and name it"
+        )
+        yield "missing", "no image is named that the nodes can pull", advice
+    elif cluster.image is None:
         yield "note", "no image is named", "the workflow builds it here with docker, podman or buildah"
     elif cluster.image.endswith((image.SIF, image.SQSH)) and not Path(cluster.image).exists():
         yield "missing", f"image {cluster.image}", "make it with 'ringmark image', or correct its path"
