@@ -5,7 +5,7 @@
     <job folder>/<run id>/rank3.stack     where its threads are, once it was asked    (of a world that hangs)
     <job folder>/<run id>/failure3.json   why the rank gave up: status, reason    (at most once)
     <job folder>/<run id>/exit3.json      how its process ended                   (by the agent)
-    <job folder>/<run id>/environment.json  what the world measures on          (by rank 0, before any item)
+    <job folder>/<run id>/environment.json what the world measures on   (by rank 0, before any item)
     <job folder>/<run id>/told0           the agent of a node was told to end     (by Slurm, or by whom)
     <job folder>/<run id>/supervisor      touched at every look by the supervisor (agents end without it);
                                           holds a word once the ranks' stacks are wanted
