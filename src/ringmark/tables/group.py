@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from ringmark import catalog
 from ringmark.cell import BOUND
@@ -59,7 +60,7 @@ class Group:
     def seqlens_global(self) -> list[int]:
         return sorted({seqlen for line in self.lines for _, seqlen in line.points})
 
-    @property
+    @cached_property
     def passed_rows(self) -> list[CellRow]:
         folded = {id(row): row for line in self.lines for p in line.points.values() for row in p.rows}
         return [row for row in folded.values() if row.passed]
@@ -77,13 +78,13 @@ class Group:
         devices = {row.device for row in self.passed_rows}
         return not self.open and len(self.kernels_ran) == 1 and len(devices) == 1
 
-    @property
+    @cached_property  # asked for each point of a table
     def repeats(self) -> list[int]:
         """How often cells were tried: one number where all as often."""
         measured = (p for line in self.lines for (phase, _), p in line.points.items() if phase != "bwd")
         return sorted({len(p.rows) for p in measured})
 
-    @property
+    @cached_property  # asked for each point of a table
     def programs(self) -> list[str]:
         """Which states of ringmark measured, the one of most cells first."""
         counts = Counter(row.program for row in self.passed_rows if row.program)
