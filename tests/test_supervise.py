@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from ringmark.bench import agent, progress, stacks, worker
 from ringmark.bench.progress import Progress, RankFailure
 from ringmark.cell import Cell, MeshShape, Shape
 from ringmark.cli import main
+from ringmark.cluster import Cluster
 from ringmark.comm.mesh import Mesh
 from ringmark.errors import UserError
 from ringmark.record import Asked, Failure, Record, Status
@@ -195,6 +197,18 @@ def test_a_world_that_does_not_start_is_told_with_its_last_words(
         supervise.run(job, path, lambda line: None)
     (tmp_path / "world.py").write_text("print('srun: error: Unable to create step'); raise SystemExit(1)")
     with pytest.raises(UserError, match=r": srun: error: Unable to create step$"):
+        supervise.run(job, path, lambda line: None)
+
+
+def test_ranks_that_do_not_start_in_time_on_a_cluster_may_wait_for_their_image(
+    tmp_path: Path, site: list[FakeSite]
+) -> None:
+    job, path = job_of(tmp_path, "fine")
+    (tmp_path / "world.py").write_text("import time; print('fetching', flush=True); time.sleep(600)")
+    job = dataclasses.replace(job, start_limit_s=0.5, cluster=Cluster("here", scheduler="none"))
+    with pytest.raises(
+        UserError, match=r"\(no rank has started\); where .* raise start_limit_s in the config"
+    ):
         supervise.run(job, path, lambda line: None)
 
 

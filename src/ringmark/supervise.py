@@ -182,9 +182,10 @@ class World:
             words = [
                 line for line in said if not line.startswith("srun: ") and "*** STEP" not in line
             ] or said
-            raise NotStartedError(
-                f"the ranks did not start: {failure.reason}: {words[-1] if words else 'no log'}"
-            )
+            late = status is Status.TIMEOUT and self.job.cluster is not None
+            advice = "; where nodes fetch an image first, raise start_limit_s in the config" if late else ""
+            last = words[-1] if words else "no log"
+            raise NotStartedError(f"the ranks did not start: {failure.reason}{advice}: {last}")
         self.tell_finished()
         return End(self.struck_item(failure, where), status, failure, self.run_id)
 
