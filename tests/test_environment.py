@@ -84,6 +84,8 @@ def test_the_commit_is_that_of_the_package_or_the_one_given(monkeypatch: pytest.
     else:
         assert _absent(found["git_commit"])
         assert _absent(found["git_dirty"])
+    monkeypatch.setenv("GIT_DIR", "/elsewhere/.git")
+    assert environment.source() == found, "a git that is told of another repository is asked of this folder"
     monkeypatch.setenv("RINGMARK_GIT_COMMIT", "abc123")
     assert environment.source()["git_commit"] == "abc123"
     assert _absent(environment.source()["git_dirty"])
