@@ -238,7 +238,7 @@ def _bounded(mesh: Mesh) -> tuple[Any, Any]:
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
-    return run_world(4, _all_of_it, nodes=2, timeout_s=120)
+    return run_world(4, _all_of_it, nodes=2)
 
 
 def _failed(checked: Check) -> set[str]:

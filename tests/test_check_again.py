@@ -268,7 +268,7 @@ def _all_of_it(mesh: Mesh, folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    both = run_world(2, _all_of_it, tmp_path_factory.mktemp("cells"), timeout_s=300)
+    both = run_world(2, _all_of_it, tmp_path_factory.mktemp("cells"), timeout_s=1200)
     assert {name: getattr(one, "status", one) for name, one in both[0].items()} == {
         name: getattr(one, "status", one) for name, one in both[1].items()
     }

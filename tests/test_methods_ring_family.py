@@ -222,7 +222,7 @@ def large_world() -> list[dict[str, Any]]:
         exact.make(512, heads=(2, 2), head_dim=32, dtype=torch.bfloat16),
         exact.make(64, heads=(2, 2), head_dim=128, dtype=torch.bfloat16),
     )
-    return run_world(32, check_large_world, *given, nodes=4, timeout_s=120.0)
+    return run_world(32, check_large_world, *given, nodes=4)
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (8, 4)])

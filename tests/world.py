@@ -2,8 +2,9 @@
 
     results = run_world(8, check, nodes=2)      check(mesh, ...) runs on every rank; results[rank]
 
-An exception on a rank is raised here with that rank's traceback. A world that hangs ends at its time limit,
-with the stack of every rank that had not finished: never a hanging test.
+An exception on a rank is raised here with that rank's traceback. A world from which nothing is heard for its
+time limit is ended, with the stack of a rank that had not finished: never a hanging test. Ranks are heard
+when they have joined and when they answer: how long it takes to start them on a busy machine does not count.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ import torch.distributed as dist
 
 from ringmark.comm.mesh import Mesh
 
+START_S = 120.0  # until every rank has joined
+DUMP_S = 10.0
+_JOINED = b"."  # a pickled answer begins otherwise
+
 # Before the first parallel region: threads that exist do not survive a fork.
 torch.set_num_threads(1)
 
@@ -37,7 +42,7 @@ class WorldError(AssertionError):
 
 
 def run_world(
-    world_size: int, function: Callable[..., Any], *args: Any, nodes: int = 1, timeout_s: float = 60.0
+    world_size: int, function: Callable[..., Any], *args: Any, nodes: int = 1, timeout_s: float = 300.0
 ) -> list[Any]:
     """What function(mesh, *args) returns on each of `world_size` ranks."""
     with tempfile.TemporaryDirectory() as name:
@@ -47,6 +52,7 @@ def run_world(
         ranks = {}
         for rank in range(world_size):
             read_end, write_end = os.pipe()
+            _stack(folder, rank).touch()
             pid = os.fork()
             if pid == 0:
                 os.close(read_end)
@@ -54,7 +60,8 @@ def run_world(
             os.close(write_end)
             ranks[read_end] = (rank, pid)
         try:
-            answers = _collect(ranks, time.monotonic() + timeout_s)
+            answers = _collect(ranks, timeout_s)
+            _ask_for_stacks(folder, {rank: pid for rank, pid in ranks.values() if rank not in answers})
         finally:
             for descriptor, (_, pid) in ranks.items():
                 with contextlib.suppress(ProcessLookupError):
@@ -76,8 +83,8 @@ def _be_rank(
 ) -> None:
     """The life of a forked rank; never returns."""
     try:
-        stacks = open(folder / f"stack{rank}", "w")  # noqa: SIM115 - open until the rank dies
-        faulthandler.dump_traceback_later(max(timeout_s - 2.0, timeout_s / 2), file=stacks)
+        stacks = open(_stack(folder, rank), "w")  # noqa: SIM115 - open until the rank dies
+        faulthandler.register(signal.SIGUSR1, file=stacks)
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         dist.init_process_group(
@@ -85,8 +92,9 @@ def _be_rank(
             init_method=f"file://{folder}/meet",
             rank=rank,
             world_size=world_size,
-            timeout=timedelta(seconds=timeout_s),
+            timeout=timedelta(seconds=START_S + timeout_s),
         )
+        os.write(write_end, _JOINED)
         result = function(Mesh(nodes, world_size // nodes, rank, torch.device("cpu")), *args)
         answer = (True, result)
     except BaseException:
@@ -102,23 +110,43 @@ def _be_rank(
     os._exit(0)
 
 
-def _collect(ranks: dict[int, tuple[int, int]], deadline: float) -> dict[int, bytes]:
+def _collect(ranks: dict[int, tuple[int, int]], timeout_s: float) -> dict[int, bytes]:
     """The pickled answer of every rank that gave one in time; a failed rank ends the wait a little later."""
     open_ends, answers = set(ranks), {}
     buffers = {descriptor: bytearray() for descriptor in ranks}
-    while open_ends and time.monotonic() < deadline:
+    deadline, last = time.monotonic() + START_S, float("inf")
+    while open_ends and time.monotonic() < min(deadline, last):
         ready, _, _ = select.select(list(open_ends), [], [], 0.2)
         for descriptor in ready:
             data = os.read(descriptor, 1 << 20)
+            buffers[descriptor] += data
+            if all(buffers.values()):
+                deadline = time.monotonic() + timeout_s
             if data:
-                buffers[descriptor] += data
                 continue
             open_ends.discard(descriptor)
-            answer = bytes(buffers[descriptor])
+            answer = bytes(buffers[descriptor]).removeprefix(_JOINED)
             answers[ranks[descriptor][0]] = answer
             if not answer or not pickle.loads(answer)[0]:
-                deadline = min(deadline, time.monotonic() + 1.0)  # the others wait for it in vain
+                last = min(last, time.monotonic() + 1.0)  # the others wait for it in vain
     return answers
+
+
+def _ask_for_stacks(folder: Path, unfinished: dict[int, int]) -> None:
+    """Have the ranks that have not answered write where they are, and wait until one has."""
+    for pid in unfinished.values():
+        os.kill(pid, signal.SIGUSR1)
+    before, deadline = "", time.monotonic() + DUMP_S
+    while unfinished and time.monotonic() < deadline:
+        time.sleep(0.1)
+        text = _stack(folder, min(unfinished)).read_text()
+        if text and text == before:
+            return
+        before = text
+
+
+def _stack(folder: Path, rank: int) -> Path:
+    return folder / f"stack{rank}"
 
 
 def _judge(answers: dict[int, bytes], world_size: int, folder: Path) -> list[Any]:
@@ -130,6 +158,6 @@ def _judge(answers: dict[int, bytes], world_size: int, folder: Path) -> list[Any
         raise WorldError(f"ranks {sorted(failed)} of {world_size} failed; rank {rank}:\n{failed[rank]}")
     hung = [rank for rank in range(world_size) if rank not in decoded]
     if hung:
-        stack = (folder / f"stack{hung[0]}").read_text()
+        stack = _stack(folder, hung[0]).read_text()
         raise WorldError(f"ranks {hung} of {world_size} hung; rank {hung[0]} was here:\n{stack}")
     return [decoded[rank][1] for rank in range(world_size)]
