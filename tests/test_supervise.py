@@ -6,11 +6,13 @@ import argparse
 import dataclasses
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,7 @@ for index in map(int, sys.argv[2].split(",")):
         rank.at("timing", index)
     act = item.cell.method
     if act == "hang":
+        Path(job.folder, run_id, "hangs").touch()
         subprocess.Popen(["sleep", "60"])  # what a rank has started ends with it
         time.sleep(60)
     if act == "killed":
@@ -66,6 +69,7 @@ for index in map(int, sys.argv[2].split(",")):
     if act == "late":
         sys.exit(7)
     if act == "late_hang":
+        Path(job.folder, run_id, "hangs").touch()
         time.sleep(60)
 """
 
@@ -89,11 +93,23 @@ class FakeSite:
 
     def end_steps(self, run_id: str) -> None:
         self.ended.append(run_id)
+        Path(self.job.folder, run_id, "hangs").unlink(missing_ok=True)
 
 
 @pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch) -> list[FakeSite]:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[FakeSite]:
+    """The sites that are made. A supervisor's clock goes on only while a world says that it hangs, a second
+    at each look: no machine is too slow for a limit."""
     made: list[FakeSite] = []
+    seconds = 0
+
+    def monotonic() -> float:
+        nonlocal seconds
+        seconds += any(tmp_path.glob("world/*/hangs"))
+        return float(seconds)
+
+    clock = types.SimpleNamespace(monotonic=monotonic, sleep=time.sleep, strftime=time.strftime)
+    monkeypatch.setattr(supervise, "time", clock)
 
     def make(job: jobs.Job) -> FakeSite:
         made.append(FakeSite(job))
@@ -442,17 +458,16 @@ def test_the_stacks_of_many_ranks_leave_room_for_the_one_that_matters() -> None:
 def test_an_agent_has_its_own_ranks_dump_their_stacks(tmp_path: Path) -> None:
     rank = "import sys, time; from pathlib import Path; from ringmark.bench import progress, stacks\n"
     rank += "folder = Path(sys.argv[1]); stacks.register(folder, 0)\n"
-    rank += "progress.Reporter(str(folder.parent), folder.name, 0)\ndef idle(): time.sleep(60)\nidle()"
+    rank += "progress.Reporter(str(folder.parent), folder.name, 0)\n"
+    rank += "def idle():\n    print(flush=True)\n    time.sleep(60)\nidle()"
     progress.supervise(tmp_path)
-    started = subprocess.Popen([sys.executable, "-c", rank, str(tmp_path)])
+    started = subprocess.Popen([sys.executable, "-c", rank, str(tmp_path)], stdout=subprocess.PIPE)
     other = Progress(0, "check", 0.0, "another-host", os.getppid())  # its number is here too, and not ours
     (tmp_path / "rank1.json").write_text(json.dumps(dump_of(other)))
     try:
         threading.Thread(target=stacks.pass_on, args=(tmp_path, 2), daemon=True).start()
-        deadline = time.monotonic() + 30
-        while 0 not in progress.ranks(tmp_path, 2):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        assert started.stdout is not None
+        assert started.stdout.readline(), "it is idle from now on"
         time.sleep(0.5)
         assert (tmp_path / "rank0.stack").read_text() == "", "nobody has asked yet"
         found = stacks.gathered(tmp_path, 2, [], 20.0)
@@ -460,7 +475,7 @@ def test_an_agent_has_its_own_ranks_dump_their_stacks(tmp_path: Path) -> None:
         assert started.poll() is None, "it only says where it is"
     finally:
         started.kill()
-        started.wait()
+        started.communicate()
     stacks.keep(found, tmp_path / "log.txt")
     assert "rank 0, when it was ended:" in (tmp_path / "log.txt").read_text()
 
@@ -520,32 +535,33 @@ def test_a_scratch_that_cannot_be_used_is_told(tmp_path: Path, monkeypatch: pyte
         agent.make_scratch(str(tmp_path / "of/mine"))
 
 
-def test_an_agent_gives_up_when_the_supervisors_beat_stops(tmp_path: Path) -> None:
+def test_an_agent_gives_up_when_the_supervisors_beat_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress, "time", types.SimpleNamespace(monotonic=lambda: now))
     progress.supervise(tmp_path)
     lease = progress.Lease(str(tmp_path.parent), tmp_path.name, seconds=0.3)
     assert not lease.expired()
-    time.sleep(0.2)
+    now = 0.2
     past = time.time() - 3600  # an old date is a change too: clocks of two hosts may differ
     os.utime(tmp_path / "supervisor", (past, past))
     assert not lease.expired()
-    time.sleep(0.2)
+    now = 0.4
     assert not lease.expired()
-    time.sleep(0.2)
+    now = 0.6
     assert lease.expired()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
 def test_an_agent_ends_with_its_parent(tmp_path: Path) -> None:
     child = "from ringmark.bench.agent import die_with_parent; import os, time; die_with_parent(os.getppid())"
-    child += "; open('pid', 'w').write(str(os.getpid())); time.sleep(60)"
+    child += "; print(os.getpid(), flush=True); time.sleep(60)"
     parent = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
-    started = subprocess.Popen([sys.executable, "-c", parent, child], cwd=tmp_path)
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    pid = int((tmp_path / "pid").read_text())
-    started.kill()
-    started.wait()
-    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    argv = [sys.executable, "-c", parent, child]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        watched = os.pidfd_open(int(started.stdout.readline()))
+        started.kill()
+        assert select.select([watched], [], [], 30.0)[0], "it has ended"
+    os.close(watched)
