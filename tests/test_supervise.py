@@ -46,10 +46,14 @@ for index in map(int, sys.argv[2].split(",")):
     for rank in ranks:
         rank.at("timing", index)
     act = item.cell.method
-    if act == "hang":
+    if act in ("hang", "stop"):
         Path(job.folder, run_id, "hangs").touch()
+    if act == "hang":
         subprocess.Popen(["sleep", "60"])  # what a rank has started ends with it
         time.sleep(60)
+    if act == "stop":
+        Path(job.folder, run_id, "rank0.stack").touch()  # it could be asked where it is
+        os.kill(os.getpid(), signal.SIGSTOP)
     if act == "killed":
         progress.write_exit(job.folder, run_id, 0, -signal.SIGTERM)
         progress.write_exit(job.folder, run_id, 1, -signal.SIGKILL)
@@ -168,6 +172,20 @@ def test_who_ends_after_its_record_costs_nobody(tmp_path: Path, site: list[FakeS
     assert [one.failure.reason for one in found if one.failure] == ["measured"] * 4
     assert [line.split()[0] for line in said if line.startswith("[")] == [f"[{n}/4]" for n in range(1, 5)]
     assert len([one for one in Path(job.folder).iterdir() if one.is_dir()]) == 3
+
+
+def test_who_stops_shortly_before_the_limit_is_named(
+    tmp_path: Path, site: list[FakeSite], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the limit is over it has beaten lately; it then does not say where it is, and beats no more."""
+    for name, seconds in (("SILENT_S", 1.5), ("SEEN_S", 2.0), ("GRACE_S", 0.2)):
+        monkeypatch.setattr(supervise, name, seconds)
+    job, path = job_of(tmp_path, "stop", cell_limit_s=4.0)
+    (found,) = supervise.run(job, path, lambda line: None)
+    assert found.status is Status.TIMEOUT
+    assert found.failure is not None
+    assert found.failure.reason.endswith("; rank 0 has stopped answering")
+    assert found.failure.rank == 0
 
 
 def test_an_allocation_that_ends_is_no_cells_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,9 +138,10 @@ class World:
     def hung(self, where: dict[int, progress.Progress], limit_s: float) -> End:
         """The end of a world without progress: its ranks say where they are before it is ended."""
         size = self.job.mesh.world_size
+        found = stacks.gathered(self.folder, size, progress.silent(self.folder, size, SILENT_S), SEEN_S)
+        # Asked again: who stopped shortly before the limit has by now kept silent for long enough.
         quiet = progress.silent(self.folder, size, SILENT_S)
         status, failure = diagnose.hung(where, quiet, limit_s, self.tail())
-        found = stacks.gathered(self.folder, size, quiet, SEEN_S)
         try:
             return self.end((status, stacks.explained(failure, found, where, size)), where)
         finally:
