@@ -234,5 +234,6 @@ def test_a_list_of_records_that_are_gone_is_removed(tmp_path: Path, monkeypatch:
 
 def test_no_campaign_takes_the_name_of_another_folder() -> None:
     for folder in (*Path("results").iterdir(), *Path("paper_tables").iterdir()):
-        is_campaign = (Path("results") / folder.stem / "records").is_dir()
+        found = Path("results") / folder.stem
+        is_campaign = (found / "records").is_dir() or (found / "jobs").is_dir()  # measured, or planned by you
         assert is_campaign or folder.stem.lower() in configs.TAKEN, folder
