@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from ringmark import layout, methods
-from ringmark.bench import memory, problem
+from ringmark.bench import problem
 from ringmark.cell import Cell, MeshShape, Shape
 from ringmark.comm.mesh import Mesh
 from ringmark.methods.base import Method
+from scales import Scales
 
 CPU = torch.device("cpu")
 SHAPE = Shape(2, 4, 2, 16, "fp32", "causal")
@@ -115,12 +116,12 @@ def test_the_bound_has_the_same_work_on_a_problem_of_each_ranks_own(mask: Any, k
 
 
 def test_making_inputs_holds_little_besides_them() -> None:
-    if not memory._reset_high_water():
-        pytest.skip("this system does not let a process reset its high-water mark")
-    tensor = torch.empty(1, 65536, 8, 32, dtype=torch.bfloat16).fill_(0)
-    problem.fill_(tensor[:, :1024], torch.arange(1024), 5)
-    memory._reset_high_water()
-    before = memory._status_mib("VmRSS")
-    problem.fill_(tensor, torch.arange(65536), 5)
-    chunk_mib = problem.CHUNK_ELEMENTS * 8 / 2**20
-    assert memory._status_mib("VmHWM") - before < 6 * chunk_mib
+    tensor, positions = torch.empty(1, 65536, 8, 32, dtype=torch.bfloat16), torch.arange(65536)
+    with Scales() as scales:
+        scales.weigh(tensor)
+        scales.weigh(positions)
+        before = scales.now
+        problem.fill_(tensor, positions, 5)
+    chunk_bytes = 8 * problem.CHUNK_ELEMENTS
+    assert 8 * tensor.numel() == 8 * chunk_bytes, "of several chunks"
+    assert scales.peak - before < 4 * chunk_bytes
