@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import types
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,17 @@ def test_again_moves_the_records_aside_with_their_traces(capsys: pytest.CaptureF
     assert {path.name: path.read_bytes() for path in aside.rglob("*.*")} == before
     assert planned("changed.yaml").pending() == [0, 1]
     assert json.loads(Path("results/c/campaign.json").read_text())["measure"]["warmup"] == 4
+
+
+@pytest.mark.usefixtures("measured")
+def test_what_lies_aside_is_not_replaced_within_its_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aside, "time", types.SimpleNamespace(strftime=lambda form: "20260101T000000"))
+    out = Path(planned("c.yaml").items[0].out)
+    for content in (b"first", b"second", b"third"):
+        out.write_bytes(content)
+        aside.move(Path("results/c"), planned("c.yaml").items[:1])
+    kept = sorted(Path("results/c/aside").rglob(out.name))
+    assert sorted(path.read_bytes() for path in kept) == [b"first", b"second", b"third"]
 
 
 @pytest.mark.usefixtures("measured")

@@ -9,8 +9,10 @@ edit of a comment must not cost a campaign of many hours. It is said, and --agai
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from ringmark import record, state
@@ -88,17 +90,27 @@ def _here() -> str | None:
 
 def move(folder: Path, items: Iterable[Item]) -> Path | None:
     """Move records, and their traces, out of a campaign's records; where they are now, or None."""
-    target = folder / "aside" / time.strftime("%Y%m%dT%H%M%S")
-    moved = False
+    target = None
     for item in items:
         source = Path(item.out)
         for path in (source, source.with_suffix(".trace.json.gz")):
             if path.exists():
-                there = target / path.relative_to(folder)
                 try:
+                    target = target or _new(folder / "aside")
+                    there = target / path.relative_to(folder)
                     there.parent.mkdir(parents=True, exist_ok=True)
                     path.rename(there)
                 except OSError as error:
-                    raise UserError(f"cannot move {path} to {there}: {error.strerror}") from None
-                moved = True
-    return target if moved else None
+                    raise UserError(f"cannot move {path} aside in {folder}: {error.strerror}") from None
+    return target
+
+
+def _new(folder: Path) -> Path:
+    """A folder named by the time; a second may come twice, when clocks step back, and nothing is replaced."""
+    name = time.strftime("%Y%m%dT%H%M%S")
+    for number in itertools.count(1):
+        path = folder / (name if number == 1 else f"{name}-{number}")
+        with suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path
+    raise AssertionError("numbers do not end")
