@@ -322,6 +322,22 @@ def test_a_place_that_cannot_be_written_is_told_first(tmp_path: Path, site: list
     assert site == []
 
 
+def test_two_containers_may_look_for_a_writable_place_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their processes have the same number; the second comes while the first looks."""
+    real = Path.touch
+
+    def touch(path: Path) -> None:
+        monkeypatch.setattr(Path, "touch", real)
+        real(path)
+        supervise.check_writable(tmp_path)
+
+    monkeypatch.setattr(Path, "touch", touch)
+    supervise.check_writable(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_record_of_another_question_is_asked_again(tmp_path: Path, site: list[FakeSite]) -> None:
     job, path = job_of(tmp_path, "fine")
     other = Record(job.items[0].cell, Asked(seed=1), Status.OOM, "c", failure=Failure("old"))

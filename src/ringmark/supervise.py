@@ -256,7 +256,7 @@ def check_writable(folder: Path) -> None:
     """Say at once that nothing can be written, before minutes are spent measuring."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".probe.{os.getpid()}"
+        probe = folder / f".probe.{uuid4().hex}"  # two containers on one folder may have the same process id
         probe.touch()
         probe.unlink()
     except OSError as error:
