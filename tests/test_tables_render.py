@@ -81,18 +81,18 @@ def cells_of(line: str) -> list[str]:
 
 def test_every_place_of_every_table_says_something(rendered):
     pages = [*rendered.glob("*.md"), *rendered.glob("made/*.md")]
-    lines = [line for page in pages for line in page.read_text().splitlines() if line.startswith("|")]
+    lines = [line for page in pages for line in page.read_text("utf-8").splitlines() if line.startswith("|")]
     assert len(lines) > 50
     for line in lines:
         for text in cells_of(line):
             assert text not in ("", "0", "-1", "nan", "None", "inf")
     words = {status.value for status in record.Status if status is not record.Status.PASSED}
-    page = (rendered / "made.md").read_text()
+    page = (rendered / "made.md").read_text("utf-8")
     assert all(re.search(rf"\| +{word} [¹²³⁴⁵⁶⁷]", page) for word in words)
 
 
 def test_the_page_holds_the_numbers_of_the_records(rendered):
-    page = (rendered / "made.md").read_text()
+    page = (rendered / "made.md").read_text("utf-8")
     found = next(r for r in make_records.grid() if r.cell.row.startswith("usp+") and r.cell.phase == "fwd")
     summary = found.timing.headline.summary
     assert f"{summary.median:.3f} [{summary.ci_low:.3f}, {summary.ci_high:.3f}]" in page
@@ -128,7 +128,7 @@ def test_rendering_again_changes_nothing_and_check_names_what_is_stale(made, tmp
     said = capsys.readouterr().out
     assert str(target) in said
     assert "cells.csv" in said
-    assert target.read_text() == "edited by hand\n"
+    assert target.read_text("utf-8") == "edited by hand\n"
 
 
 def test_a_table_that_no_record_makes_is_left_over(made, tmp_path, capsys):
@@ -159,14 +159,14 @@ def test_a_block_shows_the_first_campaign_that_has_records_whichever_is_rendered
     monkeypatch.chdir(tmp_path)
     for command in (["--all"], [other], [shown], [other]):
         assert main(["render", *command]) == 0
-        assert "takes 10.06 ms" in readme.read_text()
+        assert "takes 10.06 ms" in readme.read_text("utf-8")
     renderer = render.Renderer(tmp_path, tmp_path / "paper_tables", TEMPLATES)
     renderer.campaign(campaign.find(shown))
     renderer.blocks(whole=False)
     assert readme not in renderer.files
     shutil.rmtree(tmp_path / "results" / shown)
     assert main(["render", other]) == 0
-    assert "takes 20.1" in readme.read_text()
+    assert "takes 20.1" in readme.read_text("utf-8")
 
 
 def test_rendering_all_finds_pages_of_campaigns_that_are_gone_and_blocks_that_lost_their_place(
@@ -550,7 +550,7 @@ def test_a_method_that_was_not_run_in_a_phase_has_no_row_there(tmp_path):
 
 
 def test_speedups_print_their_absolute_base(rendered):
-    page = (rendered / "made.md").read_text()
+    page = (rendered / "made.md").read_text("utf-8")
     part = page.split("times as fast as Ring")[1].split("###")[0]
     base = next(line for line in part.splitlines() if line.startswith("| Ring"))
     assert all(text.endswith(" ms") for text in cells_of(base)[1:])
@@ -585,7 +585,7 @@ def test_templates_hold_no_arithmetic_and_names_must_be_known():
     assert arithmetic.search("x | round")
     checked = 0
     for path in TEMPLATES.rglob("*.j2"):
-        for found in code.findall(path.read_text()):
+        for found in code.findall(path.read_text("utf-8")):
             inside = re.sub(r"\"[^\"]*\"", '""', found[2:-2].strip("-% "))
             assert not arithmetic.search(inside), f"{path.name}: {found}"
             checked += 1
@@ -646,7 +646,7 @@ def test_forms_made_from_records_are_read_back_as_the_same_numbers(tmp_path):
     ]
     folder = make_records.write_campaign(tmp_path / "c", records)
     assert main(["render", str(folder), "--out", str(tmp_path / "out")]) == 0
-    text = (tmp_path / "out" / "c" / "forms.md").read_text()
+    text = (tmp_path / "out" / "c" / "forms.md").read_text("utf-8")
     claims = ingest_bytes(text.encode(), "forms.md").claims
     for found in records:
         here = {c.printed for c in claims if c.seqlen_global == found.cell.seqlen_global}
@@ -696,7 +696,7 @@ def test_committed_tables_of_the_claims_are_fresh(capsys):
 
 
 def test_figures_for_prose_exist_for_every_cell_and_hold_words_where_there_is_no_number(rendered):
-    text = (rendered / "made" / "numbers.tex").read_text()
+    text = (rendered / "made" / "numbers.tex").read_text("utf-8")
     for found in make_records.grid():
         assert f"ringmark@{found.cell.key}@tflops}}" in text
     assert re.search(r"zigzag/[^}]*@ms\}\{timeout\}", text)
