@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 from ringmark import record, state
@@ -108,9 +107,9 @@ def move(folder: Path, items: Iterable[Item]) -> Path | None:
 def _new(folder: Path) -> Path:
     """A folder named by the time; a second may come twice, when clocks step back, and nothing is replaced."""
     name = time.strftime("%Y%m%dT%H%M%S")
-    for number in itertools.count(1):
-        path = folder / (name if number == 1 else f"{name}-{number}")
-        with suppress(FileExistsError):
-            path.mkdir(parents=True)
-            return path
-    raise AssertionError("numbers do not end")
+    numbers = itertools.count(2)
+    path = folder / name
+    while path.exists():
+        path = folder / f"{name}-{next(numbers)}"
+    path.mkdir(parents=True)
+    return path
