@@ -40,6 +40,8 @@ from ringmark.tables.page import kind
 from ringmark.tables.point import (
     APART,
     APART_FROM_COLUMN,
+    CHECKED_ONCE,
+    OTHER_BOUND,
     OTHER_RUNS,
     OUTRUN,
     Point,
@@ -351,6 +353,22 @@ def test_a_backward_that_nothing_can_have_taken_is_a_word(tmp_path):
     assert derived("apart", 20.0, 80.0, run_id="run1").notes == (OTHER_RUNS,)
 
 
+def test_a_backward_of_which_one_half_failed_has_the_word_of_that_half(tmp_path):
+    """Not the time of the other half, and not as if it had never been run."""
+    halves = {phase: cell("ring", phase=phase) for phase in ("fwd", "fwd_bwd")}
+    for failed in halves:
+        records = [
+            make_records.make(asked, status=record.Status.OOM if phase == failed else PASSED)
+            for phase, asked in halves.items()
+        ]
+        (line,) = groups_of(tmp_path / failed, records)[0].lines
+        found = line.points[("bwd", 512)]
+        assert (found.status, found.time_ms, found.rate) == ("oom", None, None)
+        assert found.notes == line.points[(failed, 512)].notes != ()
+    (line,) = groups_of(tmp_path / "alone", [make_records.make(halves["fwd_bwd"])])[0].lines
+    assert ("bwd", 512) not in line.points
+
+
 def test_closed_means_one_kernel_and_open_takes_each_methods_best(tmp_path):
     records = []
     for kernel, ms in (("flash2", 10.0), ("flash4", 6.0)):
@@ -513,6 +531,36 @@ def test_flags_and_small_samples_become_notes(tmp_path):
     rows[0].flags = '["throttled:sw_power_cap:rank0", "throttled:sw_power_cap:rank3"]'
     notes = [note for note in point(rows).notes if "sw_power_cap" in note]
     assert notes == ["some GPU's clocks were held down (sw_power_cap)"], "one note, whatever the ranks"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("stopped_by", "time_limit", "stopped by the time limit"),
+        ("checks", 1, CHECKED_ONCE),
+        ("bound_from", "campaign", OTHER_BOUND),
+        ("fraction_of_bound", 1.02, OUTRUN),
+        ("ci_level", 0.94, "the interval covers 0.94, not 0.95"),
+    ],
+)
+def test_what_a_reader_must_know_of_one_row_is_a_note(tmp_path, name, value, says):
+    folder = make_records.write_campaign(tmp_path, [make_records.make(cell("ring"))])
+    rows = collect.collect(campaign.find(str(folder))).rows
+    assert point(rows).notes == ()
+    setattr(rows[0], name, value)
+    (note,) = point(rows).notes
+    assert says in note
+
+
+def test_the_memory_of_repeats_is_the_most_that_one_of_them_took(tmp_path):
+    found = [make_records.make(cell("ring"), repeat=number) for number in range(2)]
+    rows = collect.collect(campaign.find(str(make_records.write_campaign(tmp_path, found)))).rows
+    for row, mib in zip(rows, (100.0, 150.0)):
+        row.memory_above_inputs_mib, row.memory_peak_mib = mib, 10 * mib
+    for order in (rows, rows[::-1]):
+        assert (point(order).memory_above_inputs_mib, point(order).memory_peak_mib) == (150.0, 1500.0)
+    rows[0].memory_above_inputs_mib = rows[1].memory_above_inputs_mib = None
+    assert point(rows).memory_above_inputs_mib is None
 
 
 def test_a_row_faster_than_its_bound_says_so(tmp_path):
