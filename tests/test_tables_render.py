@@ -205,6 +205,11 @@ def test_bold_only_where_the_best_is_clear_of_every_other_and_ahead_by_the_sprea
 
     bound = Span(900, 890, 910)
     assert best(Span(100, 99, 101), Span(90, 89, 91), bound) == 0
+    third = group.Line("usp", "usp", "usp", "ringmark", {})
+    spans = [Span(100, 99, 101), Span(90, 89, 91), Span(99.5, 98, 100)]
+    points = [type("P", (), {"span": span, "runs": {"a"}})() for span in spans]
+    for more in (True, False):
+        assert comparison.best_line([third] * 3, points, lambda p: p.span, more) == (None if more else 1)
     assert best(Span(100, 95, 105), Span(97, 94, 99), bound) is None
     assert best(Span(90, 89, 91), Span(100, 99, 101), bound) == 1
     close, closer = Span(102, 101.9, 102.1), Span(100.9, 100.8, 101)

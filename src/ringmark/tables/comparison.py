@@ -148,13 +148,18 @@ def _notes(group: Group, phase: str, p: Point, most: str | None, with_fraction: 
 
     A derived backward has no launches of its own.
     """
-    told = list(p.told)
+    told = list(p.told if with_fraction else _without_the_bound(p.told))
     if len(group.repeats) > 1 and len(p.rows) > 1 and phase != "bwd":
         fraction = "; the fraction is the median of theirs, each of its own run"
         told.append(f"{len(p.rows)} repeats{fraction if with_fraction else ''}")
     if p.runs and most not in p.runs:
         told.append(APART_FROM_COLUMN)
     return (*told, *_program_notes(group, p))
+
+
+def _without_the_bound(told: Sequence[str]) -> list[str]:
+    """Notes for a table that has no fractions."""
+    return [note for note in told if note not in OF_THE_BOUND]
 
 
 def _program_notes(group: Group, p: Point) -> list[str]:
@@ -226,7 +231,7 @@ def speedups(group: Group, phase: str, bases: Sequence[str]) -> Table | None:
 
 
 def _ratio_marks(p: Point, notes: Notes) -> tuple[int, ...]:
-    return notes.marks([note for note in p.told if note not in OF_THE_BOUND])
+    return notes.marks(_without_the_bound(p.told))
 
 
 def _ratio(line: Line, against: Line, place: Place, notes: Notes) -> Entry:
