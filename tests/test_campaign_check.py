@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 import made_campaign
 import make_records
 from made_campaign import LONG_RING, RING_BOTH, Change, edit, headline, of_headline, put, scaled_times
-from ringmark import campaign_check, cli, stats
+from ringmark import campaign_alone, campaign_check, cli, stats
+from ringmark.cell import Cell, MeshShape, Shape
 
 
 @pytest.fixture
@@ -253,6 +255,36 @@ def _no_gpu(data: dict[str, Any]) -> None:
 def test_every_rank_on_cuda_has_a_gpu_of_its_own(change: Change, words: str, campaign: Path) -> None:
     edit(campaign, LONG_RING, change)
     assert words in "\n".join(map(str, campaign_check.check(campaign).problems))
+
+
+@pytest.mark.parametrize(
+    ("method", "gpus", "phase", "mask", "kv_heads", "inputs", "results"),
+    [
+        ("ring", 4, "fwd_bwd", "causal", 40, 640, 640),  # q, k, v and dout; out, dq, dk and dv
+        ("ring", 4, "fwd", "causal", 40, 480, 160),
+        ("ring", 4, "fwd_bwd", "causal", 8, 384, 384),
+        ("single", 4, "fwd_bwd", "causal", 40, 960, 960),  # half of all keys on every rank
+        ("single", 4, "fwd_bwd", "full", 40, 1600, 1600),
+        ("single", 1, "fwd_bwd", "causal", 40, 2560, 2560),
+    ],
+)
+def test_the_tensors_of_a_rank(
+    method: str, gpus: int, phase: Any, mask: Any, kv_heads: int, inputs: float, results: float
+) -> None:
+    """65536 tokens of 40 heads of 128 in bf16 are 640 MiB."""
+    shape = Shape(1, 40, kv_heads, 128, "bf16", mask)
+    cell = Cell(method, 65536, shape, phase, MeshShape(1, gpus))
+    assert campaign_alone.inputs_and_results_mib(cell) == (inputs, results)
+
+
+def test_our_code_does_not_stand_for_a_peers() -> None:
+    found = make_records.make(made_campaign.cell_of("te_p2p"))
+    assert found.ran is not None
+    assert [*campaign_alone.names(found)] == []
+    found = dataclasses.replace(found, ran=dataclasses.replace(found.ran, implementation="ringmark"))
+    assert [*campaign_alone.names(found)] == [
+        "te_p2p is somebody else's, and the record says that ringmark's own code ran"
+    ]
 
 
 @pytest.mark.parametrize("above", [1.0, 0.999, 1.001])
