@@ -508,6 +508,22 @@ def test_the_headline_is_against_the_fastest_of_the_other_side(tmp_path):
     assert told("none", burst=10.0, torch_cp=None).endswith("; torch_cp has no time there: unavailable.")
 
 
+def test_a_headline_is_of_a_length_at_which_something_passed_and_of_both_passes(tmp_path):
+    def told(name: str, *passed: int) -> str | None:
+        made = [
+            make_records.make(cell(method, n, "fwd_bwd"), status=PASSED if n in passed else record.Status.OOM)
+            for method in ("burst", "ring")
+            for n in (512, 1024)
+        ]
+        return headline("made", groups_of(tmp_path / name, made)).sentence
+
+    assert told("both", 512, 1024).startswith("At 1024 tokens ringmark's own BurstAttention with ")
+    assert told("short", 512).startswith("At 512 tokens ")
+    assert told("none") == "No method passed here."
+    forward = groups_of(tmp_path / "forward", [make_records.make(cell("burst"))])
+    assert headline("made", forward) is None
+
+
 def test_a_peer_with_another_version_of_the_kernel_has_a_note(tmp_path):
     """Compared by number: our patch is no other version, and the head of the table names it."""
 
