@@ -105,10 +105,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[FakeSite]:
     """The sites that are made. A supervisor's clock goes on only while a world says that it hangs, a second
     at each look: no machine is too slow for a limit."""
     made: list[FakeSite] = []
-    seconds = 0
+    seconds, begun = 0, time.monotonic()
 
     def monotonic() -> float:
         nonlocal seconds
+        assert time.monotonic() - begun < 300, "a world neither ends nor says that it hangs"
         seconds += any(tmp_path.glob("world/*/hangs"))
         return float(seconds)
 
@@ -238,7 +239,9 @@ def test_ranks_that_do_not_start_in_time_on_a_cluster_may_wait_for_their_image(
     tmp_path: Path, site: list[FakeSite]
 ) -> None:
     job, path = job_of(tmp_path, "fine")
-    (tmp_path / "world.py").write_text("import time; print('fetching', flush=True); time.sleep(600)")
+    script = "import sys, time; from pathlib import Path; print('fetching', flush=True); "
+    script += f"Path({job.folder!r}, sys.argv[3], 'hangs').touch(); time.sleep(600)"
+    (tmp_path / "world.py").write_text(script)
     job = dataclasses.replace(job, start_limit_s=0.5, cluster=Cluster("here", scheduler="none"))
     with pytest.raises(
         UserError, match=r"\(no rank has started\); where .* raise start_limit_s in the config"
