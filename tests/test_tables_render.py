@@ -508,6 +508,32 @@ def test_the_headline_is_against_the_fastest_of_the_other_side(tmp_path):
     assert told("none", burst=10.0, torch_cp=None).endswith("; torch_cp has no time there: unavailable.")
 
 
+def test_rows_are_called_what_their_method_calls_itself_and_stand_in_one_order(tmp_path):
+    """Ours, then each peer's, the bound last; what never began to run has its name alone."""
+    passed = [
+        make_records.make(cell("single")),
+        make_records.make(replace(cell("burst"), options={"side": "kv"})),
+        make_records.make(cell("te_p2p")),
+    ]
+    failed = [
+        make_records.make(cell(method), status=record.Status.UNAVAILABLE) for method in ("zigzag", "te_a2a")
+    ]
+    failed = [replace(one, ran=None) for one in failed]
+    (found,) = groups_of(tmp_path / "one", [*passed, *failed])
+    assert [(line.label, line.is_ours) for line in found.lines] == [
+        ("BurstAttention (side=kv)", True),
+        ("zigzag", True),
+        ("te_p2p", False),
+        ("te_a2a", False),
+        ("One GPU alone", False),
+    ]
+    wide = replace(make_records.SMALL, num_heads_q=8, num_heads_kv=8)
+    large = replace(cell("ring"), mesh=MeshShape(1, 8))
+    cells = [large, replace(cell("ring"), shape=wide), cell("ring")]
+    order = groups_of(tmp_path / "two", [make_records.make(one) for one in cells])
+    assert [(group.mesh, group.sample.num_heads_q) for group in order] == [("2x2", 4), ("2x2", 8), ("1x8", 4)]
+
+
 def test_a_headline_is_of_a_length_at_which_something_passed_and_of_both_passes(tmp_path):
     def told(name: str, *passed: int) -> str | None:
         made = [
