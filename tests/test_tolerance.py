@@ -42,6 +42,25 @@ def test_a_short_sequence_of_16_bits_has_more_room() -> None:
     assert tolerance.own_max("fp32", 64) == tolerance.own_max("fp32", MANY)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "keys", "too_many"),
+    [("bf16", 4000, 4200), ("fp16", 260_000, 270_000), ("fp32", 4.2e9, 4.4e9)],
+)
+def test_one_key_that_is_lost_of_so_many_is_seen_where_all_weigh_alike(
+    dtype: str, keys: float, too_many: float
+) -> None:
+    """A row that lacks a part f of its keys is off by the root of f."""
+    assert keys**-0.5 > tolerance.uniform_allowed(dtype) > too_many**-0.5
+
+
+def test_what_is_allowed_of_two_tensors_follows_from_what_is_of_each() -> None:
+    assert tolerance.timed_allowed(1e-3, 3e-3, 2e-3) == 6e-3
+    assert tolerance.balance_allowed(3e-3, 4e-3) == pytest.approx(2e-2)
+    floors = {dtype: tolerance.allowed(0.0, dtype, MANY) for dtype in ("bf16", "fp16", "fp32", "fp64")}
+    assert floors == {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-18, "fp64": 2.0**-47}
+    assert tolerance.allowed(3e-3, "bf16", MANY) == 6e-3
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32", "fp64"])
 @pytest.mark.parametrize("rows", [1, 8, 64, 4096, 131072, 1 << 20])
 def test_a_tensor_of_zeros_is_never_allowed(dtype: str, rows: int) -> None:
