@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ringmark import image
+from ringmark.commands.image import source_revision
 from ringmark.errors import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -214,3 +215,18 @@ def test_the_rule_builds_again_only_when_a_file_of_the_image_has_changed(place):
     assert builds() == 0
     (checkout / "src/ringmark/data/peaks.yaml").write_text("edited: true")
     assert builds() == 1
+
+
+def test_the_revision_is_of_the_checkout_whatever_repository_a_hook_means(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    made = ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--allow-empty", "-m", "first"]
+    subprocess.run(["git", *made], check=True)
+    monkeypatch.setattr(image, "inputs", lambda: ["Dockerfile"])
+    found = source_revision()
+    assert found[0] is not None
+    assert found[1] is not None
+    monkeypatch.setenv("GIT_DIR", "/elsewhere/.git")
+    assert source_revision() == found

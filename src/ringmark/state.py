@@ -6,12 +6,21 @@ No torch: it is asked where campaigns are planned as well.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import ringmark
 from ringmark.record import Record
+
+_GIT_PLACES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
+
+
+def git_environ() -> dict[str, str]:
+    """The environment for a git that is asked of a folder: in a hook, or in what a rebase executes, git's own
+    variables mean one repository, whatever folder is asked."""
+    return {name: value for name, value in os.environ.items() if name not in _GIT_PLACES}
 
 
 def tree_here() -> str:

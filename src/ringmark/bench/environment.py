@@ -25,7 +25,7 @@ import ringmark
 from ringmark.bench import nvml
 from ringmark.bench.nvml import absent, ask
 from ringmark.comm.mesh import Mesh
-from ringmark.state import tree_here
+from ringmark.state import git_environ, tree_here
 
 VARIABLE_PREFIXES = (
     "NCCL_",
@@ -57,7 +57,6 @@ LIBRARIES = (
     *("transformer-engine", "transformer-engine-torch", "magi-attention"),
     *("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
 )
-_GIT_PLACES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
@@ -132,12 +131,11 @@ def _commit(folder: Path) -> dict[str, Any]:
         changed = given.endswith("-dirty") or absent("the commit was given by name")
         return {"git_commit": given.removesuffix("-dirty"), "git_dirty": changed}
 
-    # In a hook, or in what a rebase executes, git's variables mean one repository, whatever folder is asked.
-    environ = {name: value for name, value in os.environ.items() if name not in _GIT_PLACES}
-
     def git(*words: str) -> str:
         asked = ["git", "-C", str(folder), *words]
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False, env=environ)
+        done = subprocess.run(
+            asked, capture_output=True, text=True, timeout=20, check=False, env=git_environ()
+        )
         if done.returncode:
             raise RuntimeError("the package is not in a git checkout")
         return done.stdout.strip()

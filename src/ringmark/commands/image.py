@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ringmark import __version__, image, schema
+from ringmark import __version__, image, schema, state
 from ringmark.errors import UserError
 from ringmark.record import write_atomic
 
@@ -121,9 +121,10 @@ def source_revision() -> tuple[str | None, str | None]:
     """The commit of the checkout (with "-dirty" when it was changed) and when it was made."""
     if not Path(".git").exists():
         return None, None
-    commit = _output(["git", "rev-parse", "HEAD"]).strip()
-    dirty = _output(["git", "status", "--porcelain", "--", *image.inputs()]).strip()
-    created = _output(["git", "show", "--no-patch", "--format=%cI", "HEAD"]).strip()
+    environ = state.git_environ()
+    commit = _output(["git", "rev-parse", "HEAD"], environ).strip()
+    dirty = _output(["git", "status", "--porcelain", "--", *image.inputs()], environ).strip()
+    created = _output(["git", "show", "--no-patch", "--format=%cI", "HEAD"], environ).strip()
     return commit + ("-dirty" if dirty else ""), created
 
 
@@ -151,8 +152,8 @@ def _run(argv: list[str]) -> None:
         raise UserError(f"{argv[0]} {argv[1]} ended with exit status {status}: its own words are above")
 
 
-def _output(argv: list[str]) -> str:
-    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
+def _output(argv: list[str], environ: dict[str, str] | None = None) -> str:
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False, env=environ)
     if done.returncode:
         raise UserError(f"'{shlex.join(argv)}' ended with exit status {done.returncode}")
     return done.stdout
