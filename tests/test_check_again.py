@@ -141,12 +141,12 @@ class _RestsWhileItIsTimed(BURST):  # type: ignore[valid-type, misc]
 class _RestsBetweenTheChecks(BURST):  # type: ignore[valid-type, misc]
     """From its third call on, for as many as a timing makes."""
 
-    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-        return super().forward(*tensors) * float(not self.is_timed())
+    factor = 0.0
 
-    def is_timed(self) -> bool:
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
         self.calls = getattr(self, "calls", 0) + 1
-        return 3 <= self.calls < 3 + QUICK.warmup + QUICK.max_iterations  # after a check and a first call
+        timed = 3 + QUICK.warmup + QUICK.max_iterations  # after a check and a first call
+        return super().forward(*tensors) * (self.factor if 3 <= self.calls < timed else 1.0)
 
 
 class _MissesKeysInAFewRows(BURST):  # type: ignore[valid-type, misc]
@@ -177,9 +177,7 @@ class _IsALittleOffWhereKeysWeighAlike(BURST):  # type: ignore[valid-type, misc]
 
 
 class _IsALittleOffWhileItIsTimed(_RestsBetweenTheChecks):
-    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-        out = BURST.forward(self, *tensors)
-        return out * (1 + 2e-4) if self.is_timed() else out
+    factor = 1 + 2e-4
 
 
 class _GivesTwice(BURST):  # type: ignore[valid-type, misc]

@@ -56,6 +56,14 @@ def hung(where: Mapping[int, Progress], quiet: list[int], limit_s: float, log: s
     return Status.TIMEOUT, Failure(reason, behind, stage, log)
 
 
+def last_words(log: str) -> str:
+    """What was said last by those who failed. After a task's last words Slurm says that it has ended; where a
+    task had none, Slurm says why it could not begin."""
+    said = [line for line in log.splitlines() if line.strip()]
+    own = [line for line in said if not line.startswith("srun: ") and "*** STEP" not in line]
+    return (own or said or ["no log"])[-1]
+
+
 def in_lines(failure: Failure) -> list[str]:
     """A failure for who has to mend it: its reason, then the rank, its stage and the line that it was at."""
     line = place(failure.detail or "")

@@ -178,14 +178,9 @@ class World:
         """The end at the item that the world was at; a world that began no item has no cell to blame."""
         status, failure = verdict
         if not any(at.item >= 0 for at in where.values()):
-            said = [line for line in self.tail().splitlines() if line.strip()]
-            # After a task's last words Slurm says that it has ended; where a task had none, why it could not.
-            words = [
-                line for line in said if not line.startswith("srun: ") and "*** STEP" not in line
-            ] or said
             late = status is Status.TIMEOUT and self.job.cluster is not None
             advice = "; where nodes fetch an image first, raise start_limit_s in the config" if late else ""
-            last = words[-1] if words else "no log"
+            last = diagnose.last_words(self.tail())
             raise NotStartedError(f"the ranks did not start: {failure.reason}{advice}: {last}")
         self.tell_finished()
         return End(self.struck_item(failure, where), status, failure, self.run_id)
