@@ -55,9 +55,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"side": "q", "head_groups": 2, "transport": "send_recv"},
     ],
     "double_ring": [{"head_groups": 2}, {"head_groups": 4, "tracks": 2}],
-    "usp": [{}, {"placement": "ring_first"}],
+    "ulysses": [{}, {"head_groups": 2}, {"transport": "send_recv"}],
+    "usp": [{}, {"placement": "ring_first"}, {"ulysses": 2}, {"ulysses": 2, "transport": "send_recv"}],
 }
 FLOAT32_TOLERANCE = 1e-5
+LATE = ("burst", "ulysses", "usp")
 REPEATS = 6
 LATE_SEQLEN_LOCAL = 4096
 
@@ -158,15 +160,14 @@ def late_ranks(base: Mesh, report: Report, name: str) -> None:
     size = (1, LATE_SEQLEN_LOCAL, 8, 128)
     local = [torch.randn(size, device=base.device, generator=generator).to(dtype) for _ in range(4)]
     whole = exact.Problem(*local, causal=True, scale=128**-0.5, exact={})
-    cell = exact.Problem(*local, causal=True, scale=1.0, exact={}).cell("burst", base)
-    if kernels.obstacle(name, cell.shape, base.device):
+    if kernels.obstacle(name, whole.cell("burst", base).shape, base.device):
         return
     for nodes, gpus in views(base.world_size):
-        for options in VARIANTS["burst"]:
-            method = methods.load("burst")(**options)
-            if method.unavailable():
+        for method_name, options in [(one, options) for one in LATE for options in VARIANTS[one]]:
+            mesh, method = base.view(nodes, gpus), methods.load(method_name)(**options)
+            if method.unavailable() or method.unsupported(whole.cell(method_name, mesh, **options)):
                 continue
-            method.setup(base.view(nodes, gpus), kernels.load(name), causal=True)
+            method.setup(mesh, kernels.load(name), causal=True)
             first: list[torch.Tensor] | None = None
             for _ in range(REPEATS):
                 torch.cuda._sleep(random.randrange(10_000_000))
@@ -175,7 +176,7 @@ def late_ranks(base: Mesh, report: Report, name: str) -> None:
                 out.backward(whole.dout)
                 found = [out.detach(), q.grad, k.grad, v.grad]
                 first = first or found
-                row = f"late ranks {name} {options} {nodes}x{gpus}"
+                row = f"late ranks {name} {method_name} {options} {nodes}x{gpus}"
                 if not torch.equal(out, first[0]):
                     report.bad.append(f"{row}: out differs from call to call")
                 for key, now, then in zip(exact.NAMES[1:], found[1:], first[1:]):

@@ -6,22 +6,25 @@
     rows 2   0 1 2 3                   the other ranks have the other heads
     rows 3   0 1 2 3
 
-A piece for another rank is packed once where its heads are cut out, and arrives in place where its rows lie
-side by side: one copy each way, on the side that holds all heads. Posted first and waited for later, so a
-kernel can run meanwhile. With fewer kv heads than ranks, ranks that share a head get copies of it, and their
-gradients are summed on the way back.
+Posted first and waited for later, so a kernel can run meanwhile. With fewer kv heads than ranks, ranks that
+share a head get copies of it, and their gradients are summed on the way back. Two ways to move a piece:
+
+    messages        packed once where its heads are cut out, it arrives in place where its rows lie side by
+                    side: one copy each way, on the side that holds all heads
+    copy engines    read where it lies and written where it belongs, in a slot that all members may write; one
+                    copy each way, out of the slot (comm/all_to_all_by_copies.py)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from ringmark.comm.mesh import Axis, Mesh
-from ringmark.kernels.merge import wide
+from ringmark.comm.mesh import OPEN_LANE, Axis, Lane, Mesh
+from ringmark.kernels.merge import copy_, wide
 
 Piece = Callable[[int], torch.Tensor]  # what goes to, or comes from, a place in the team
 
@@ -45,16 +48,38 @@ def reason_not(num_heads_q: int, num_heads_kv: int, ranks: int, option: str | No
     return None
 
 
-class HeadExchange:
-    """The all-to-all inside one axis of a mesh, with a communicator of its own."""
+class Pending(Protocol):
+    """An all-to-all under way."""
 
-    def __init__(self, mesh: Mesh, axis: Axis, purpose: str) -> None:
+    def wait(self) -> list[torch.Tensor]:
+        """The results. On CUDA only the streams wait, never the host."""
+
+
+def head_exchange(mesh: Mesh, axis: Axis, purpose: str, lane: Lane = OPEN_LANE) -> HeadExchange:
+    """The exchange that a lane asks for; copy engines where they reach."""
+    members = mesh.members(axis)
+    if lane.copy_engine and len(members) > 1 and mesh.one_node(members):
+        from ringmark.comm.all_to_all_by_copies import CopiedHeadExchange
+
+        return CopiedHeadExchange(mesh, axis, purpose, lane)
+    return HeadExchange(mesh, axis, purpose, lane)
+
+
+class HeadExchange:
+    """The all-to-all inside one axis of a mesh, by messages, with a communicator of its own."""
+
+    def __init__(self, mesh: Mesh, axis: Axis, purpose: str, lane: Lane = OPEN_LANE) -> None:
         self.mesh = mesh
-        self.group = mesh.group(axis, purpose)
+        self.group = mesh.group(axis, purpose, lane)
 
     @property
     def size(self) -> int:
         return self.group.size
+
+    @property
+    def transport(self) -> str:
+        """What moves the bytes."""
+        return self.mesh.backend
 
     @property
     def crosses_nodes(self) -> bool:
@@ -66,7 +91,7 @@ class HeadExchange:
 
         `spans[i]` are the heads to move among those that a rank gets of tensors[i].
         """
-        pending = Pending()
+        pending = _Messages()
         for tensor, span in zip(tensors, spans):
             pending.results.append(self._one_to_heads(pending, tensor, span))
         return self._start(pending)
@@ -78,18 +103,19 @@ class HeadExchange:
 
         `targets` are the (B, S, H, D) tensors of all heads; copies of a kv head are summed into its own.
         """
-        pending = Pending()
+        pending = _Messages()
         for tensor, span, target in zip(tensors, spans, targets):
             self._one_to_sequence(pending, tensor, span, target)
             pending.results.append(target)
         return self._start(pending)
 
-    def _one_to_heads(self, pending: Pending, tensor: torch.Tensor, span: slice) -> torch.Tensor:
+    def _one_to_heads(self, pending: _Messages, tensor: torch.Tensor, span: slice) -> torch.Tensor:
         batch, seqlen, _, head_dim = tensor.shape
-        cut = _by_owner(tensor, self.size, span)
         if self.size == 1:
             return tensor[:, :, span]
-        packed = cut.contiguous()
+        cut = by_owner(tensor, self.size, span)
+        packed = cut.new_empty(cut.shape)
+        copy_(cut.flatten(1, 2), packed.flatten(1, 2))
         result = tensor.new_empty(batch, self.size * seqlen, cut.shape[3], head_dim)
         owner = self._owner(packed)
         rows = self._rows(result)
@@ -99,7 +125,7 @@ class HeadExchange:
         return result
 
     def _one_to_sequence(
-        self, pending: Pending, tensor: torch.Tensor, span: slice, target: torch.Tensor
+        self, pending: _Messages, tensor: torch.Tensor, span: slice, target: torch.Tensor
     ) -> None:
         if self.size == 1:
             target[:, :, span].copy_(tensor)
@@ -111,7 +137,7 @@ class HeadExchange:
         self._swap(pending, rows, lambda place: arrived[place])
         here = self.group.position
         arrived[here].copy_(rows(here))
-        pending.finish.append(lambda: _unpack(arrived, target, span))
+        pending.finish.append(lambda: put_back(arrived, target, span))
 
     def _rows(self, tensor: torch.Tensor) -> Piece:
         """The rows of a place, in a tensor that holds everybody's."""
@@ -121,7 +147,7 @@ class HeadExchange:
         """Which packed heads a place gets: its own, or those that it shares."""
         return lambda place: place * packed.shape[0] // self.size
 
-    def _swap(self, pending: Pending, outgoing: Piece, incoming: Piece) -> None:
+    def _swap(self, pending: _Messages, outgoing: Piece, incoming: Piece) -> None:
         """One piece to each other member of the team and one from each, nearest neighbours first."""
         group, here = self.group, self.group.position
         for step in range(1, self.size):
@@ -134,7 +160,7 @@ class HeadExchange:
             for piece in incoming((here - step) % self.size):
                 pending.receives.append(dist.P2POp(dist.irecv, piece, source, group.process_group))
 
-    def _start(self, pending: Pending) -> Pending:
+    def _start(self, pending: _Messages) -> _Messages:
         operations = pending.sends + pending.receives
         if operations:
             # All in one batch: NCCL runs it as one kernel, in which nobody can block anybody.
@@ -142,8 +168,8 @@ class HeadExchange:
         return pending
 
 
-class Pending:
-    """An all-to-all under way; it holds every buffer that the wire still needs."""
+class _Messages:
+    """An all-to-all of messages under way; it holds every buffer that the wire still needs."""
 
     def __init__(self) -> None:
         self.sends: list[Any] = []
@@ -162,19 +188,21 @@ class Pending:
         return self.results
 
 
-def _by_owner(tensor: torch.Tensor, ranks: int, span: slice) -> torch.Tensor:
+def by_owner(tensor: torch.Tensor, ranks: int, span: slice) -> torch.Tensor:
     """(B, S, H, D) -> a view (owners, B, S, heads of the span, D); an owner is a rank, or a shared head."""
     num_heads = tensor.shape[2]
     owners = min(ranks, num_heads)
-    by_owner = torch.unflatten(tensor, 2, (owners, num_heads // owners))
-    return by_owner[:, :, :, span].permute(2, 0, 1, 3, 4)
+    each = torch.unflatten(tensor, 2, (owners, num_heads // owners))
+    return each[:, :, :, span].permute(2, 0, 1, 3, 4)
 
 
-def _unpack(arrived: torch.Tensor, target: torch.Tensor, span: slice) -> None:
+def put_back(arrived: torch.Tensor, target: torch.Tensor, span: slice) -> None:
     """(ranks, B, S, heads, D) into the span of every owner's heads of (B, S, H, D), copies summed."""
     ranks = arrived.shape[0]
-    place = _by_owner(target, ranks, span)
+    place = by_owner(target, ranks, span)
     copies = ranks // place.shape[0]
     if copies > 1:
         arrived = torch.unflatten(arrived, 0, (-1, copies)).sum(1, dtype=wide(arrived.dtype))
-    place.copy_(arrived)
+    # Rows of all items of the batch in one; a view, or an error.
+    rows = place.shape[1] * place.shape[2]
+    copy_(arrived.flatten(1, 2), place.view(place.shape[0], rows, *place.shape[3:]))

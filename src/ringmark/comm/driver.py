@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -74,28 +74,43 @@ def wait(stream: int, address: int, number: int) -> None:
 
 def has_whole_rows(tensor: torch.Tensor) -> bool:
     """Whether everything of one row (B, S, ...) lies side by side, as in a view of some heads."""
-    row = tensor[0, 0] if tensor.dim() > 2 and tensor.numel() else tensor
-    return row.is_contiguous()
+    if tensor.dim() <= 2 or not tensor.numel():
+        return tensor.is_contiguous()
+    expected = 1
+    for size, stride in zip(reversed(tensor.shape[2:]), reversed(tensor.stride()[2:])):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
-def copy(stream: int, source: torch.Tensor, into: int) -> None:
-    """By copy engine: whole rows of one GPU to an address of another's, there side by side."""
-    if source.is_contiguous():
-        _check(_driver().cuMemcpyAsync(into, source.data_ptr(), source.nbytes, stream))
+class Place(NamedTuple):
+    """Where the rows of a tensor (B, S, ...) lie in a GPU's memory; side by side where nothing is said."""
+
+    address: int
+    row: int = 0  # bytes from one row to the next
+    item: int = 0  # bytes from one item of the batch to the next
+
+
+def copy(stream: int, source: torch.Tensor, into: Place) -> None:
+    """By copy engine: whole rows of one GPU to a place in another's memory."""
+    if source.is_contiguous() and not (into.row or into.item):
+        _check(_driver().cuMemcpyAsync(into.address, source.data_ptr(), source.nbytes, stream))
         return
     assert has_whole_rows(source)
-    size = source.element_size()
-    width = source[0, 0].numel() * size
-    for number, before in enumerate(source):
+    batch, height = source.shape[:2]
+    size, (item, row) = source.element_size(), source.stride()[:2]
+    width = source.nbytes // (batch * height)
+    for number in range(batch):
         job = _Copy2D(
             from_type=IN_DEVICE_MEMORY,
-            from_device=before.data_ptr(),
-            from_pitch=before.stride(0) * size,
+            from_device=source.data_ptr() + number * item * size,
+            from_pitch=row * size,
             into_type=IN_DEVICE_MEMORY,
-            into_device=into + number * before.shape[0] * width,
-            into_pitch=width,
+            into_device=into.address + number * (into.item or height * width),
+            into_pitch=into.row or width,
             width=width,
-            height=before.shape[0],
+            height=height,
         )
         _check(_driver().cuMemcpy2DAsync_v2(ctypes.byref(job), stream))
 

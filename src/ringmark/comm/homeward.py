@@ -129,7 +129,7 @@ class Straight:
             rows = [self._rows(stop, turn) for _, turn, _ in under_way]
             given = [(parcel.tensors, met) for parcel, met in zip(arrived, rows) if met is not None]
             # A sum never keeps what arrived, not even its first part: buffers must come free on every rank at
-            # the same point, whatever the rank's own rows are (comm/copy_engine.py).
+            # the same point, whatever the rank's own rows are (comm/copies.py).
             self._contribute(stop, len(arrived), given, keep=False)
         for parcel in arrived:
             parcel.drop()

@@ -63,7 +63,7 @@ class Lane:
 
     Each of NCCL's blocks occupies a multiprocessor while data moves: fewer blocks are slower and leave more
     to the attention kernel. With high priority a transfer goes before blocks of a kernel that wait beside it.
-    Copy engines take no multiprocessor, and reach only inside a node (comm/copy_engine.py).
+    Copy engines take no multiprocessor, and reach only inside a node (comm/copies.py).
     """
 
     max_ctas: int = 0  # 0: as many as NCCL likes

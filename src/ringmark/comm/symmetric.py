@@ -75,11 +75,16 @@ def make_slot(group: Group, device: torch.device, num_bytes: int) -> Slot:
     return Slot(ours, [at(place) for place in range(group.size)])
 
 
+def chosen(transport: str, mesh: Mesh) -> bool:
+    """Whether copy engines move what stays inside a node; all ranks ask at the same point."""
+    return transport == "copy_engine" or (transport == "auto" and suits(mesh))
+
+
 _suits: weakref.WeakKeyDictionary[Mesh, bool] = weakref.WeakKeyDictionary()
 
 
 def suits(mesh: Mesh) -> bool:
-    """Whether a method may choose it unasked; all ranks ask at the same point of their program."""
+    """Whether a method may choose it unasked."""
     real = mesh.real
     if real.device.type != "cuda":
         return False

@@ -93,8 +93,7 @@ class Method(base.Method):
 
     def setup(self, mesh: Mesh, kernel: Kernel, *, causal: bool, scale: float | None = None) -> None:
         super().setup(mesh, kernel, causal=causal, scale=scale)
-        transport = self.options["transport"]
-        by_copy_engine = transport == "copy_engine" or (transport == "auto" and symmetric.suits(mesh))
+        by_copy_engine = symmetric.chosen(str(self.options["transport"]), mesh)
         lane = Lane(int(self.options["ctas"]), self.options["priority"] == "high", by_copy_engine)
         self.tracks = Tracks(self.topology(mesh), lane)
 

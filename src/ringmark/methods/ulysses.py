@@ -23,9 +23,9 @@ import torch
 
 from ringmark import layout
 from ringmark.cell import Cell, MeshShape, OptionValue
-from ringmark.comm import all_to_all
-from ringmark.comm.all_to_all import HeadExchange, Pending
-from ringmark.comm.mesh import Mesh
+from ringmark.comm import all_to_all, symmetric
+from ringmark.comm.all_to_all import Pending, head_exchange
+from ringmark.comm.mesh import Lane, Mesh
 from ringmark.kernels.base import Kernel
 from ringmark.methods import base, single
 
@@ -38,8 +38,14 @@ class Method(base.Method):
 
     label = "DeepSpeed Ulysses"
     layout = "contiguous"
-    default_options: ClassVar[dict[str, OptionValue]] = {"head_groups": 0}
+    default_options: ClassVar[dict[str, OptionValue]] = {"head_groups": 0, "transport": "auto"}
+    choices: ClassVar[dict[str, tuple[OptionValue, ...]]] = {
+        "transport": ("auto", "send_recv", "copy_engine")
+    }
     degree: ClassVar[str | None] = None  # the option that says how many ranks a team has
+
+    def unavailable(self) -> str | None:
+        return symmetric.unavailable() if self.options["transport"] == "copy_engine" else None
 
     def unsupported(self, cell: Cell) -> str | None:
         ranks, shape = self.team_size(cell.mesh.gpus, cell.world_size), cell.shape
@@ -72,9 +78,13 @@ class Method(base.Method):
 
     def setup(self, mesh: Mesh, kernel: Kernel, *, causal: bool, scale: float | None = None) -> None:
         super().setup(mesh, kernel, causal=causal, scale=scale)
-        self.team = HeadExchange(mesh, "flat", "heads")
+        self.team = head_exchange(mesh, "flat", "heads", self.lane(mesh))
         self.inner: base.Method = single.Method()
         self.inner.setup(Mesh(1, 1, 0, mesh.device), kernel, causal=causal, scale=scale)
+
+    def lane(self, mesh: Mesh) -> Lane:
+        """How the all-to-all travels."""
+        return Lane(copy_engine=symmetric.chosen(str(self.options["transport"]), mesh))
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         if self.team.size == 1:  # nothing to move: no copies either
@@ -85,7 +95,8 @@ class Method(base.Method):
 
     def settings(self) -> dict[str, Any]:
         used = getattr(self, "_num_groups", self.options["head_groups"])
-        return {**super().settings(), "head_groups": used}
+        transport = self.team.transport if hasattr(self, "team") else self.options["transport"]
+        return {**super().settings(), "head_groups": used, "transport": transport}
 
     def head_spans(self, q: torch.Tensor, k: torch.Tensor) -> list[tuple[slice, slice]]:
         """The groups of the heads that a rank gets: which of its query heads, which of its kv heads."""

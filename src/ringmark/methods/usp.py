@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 from ringmark import layout
 from ringmark.cell import Cell, MeshShape, OptionValue
-from ringmark.comm.all_to_all import HeadExchange
+from ringmark.comm.all_to_all import head_exchange
 from ringmark.comm.line import line
 from ringmark.comm.mesh import Axis, Mesh
 from ringmark.kernels.base import Kernel
@@ -69,7 +69,7 @@ class Method(ulysses.Method):
 
     def ring_method(self) -> double_ring.Method:
         """The ring in the middle."""
-        return double_ring.Method(wire=self.options["wire"])
+        return double_ring.Method(wire=self.options["wire"], transport=self.options["transport"])
 
     def setup(self, mesh: Mesh, kernel: Kernel, *, causal: bool, scale: float | None = None) -> None:
         base.Method.setup(self, mesh, kernel, causal=causal, scale=scale)
@@ -79,7 +79,7 @@ class Method(ulysses.Method):
         seen = mesh.view(ring, team) if self.head_first else mesh.view(team, ring)
         heads_axis: Axis = "intra" if self.head_first else "inter"
         ring_axis: Axis = "inter" if self.head_first else "intra"
-        self.team = HeadExchange(seen, heads_axis, "heads")
+        self.team = head_exchange(seen, heads_axis, "heads", self.lane(mesh))
         self.inner = single.Method() if ring == 1 else self.ring_method()
         self.inner.setup(line(seen, ring_axis), kernel, causal=causal, scale=scale)
 
@@ -88,4 +88,8 @@ class Method(ulysses.Method):
         if hasattr(self, "mesh"):
             ranks = self.team.size
             found |= {"ulysses_degree": ranks, "ring_degree": self.mesh.world_size // ranks}
+            # What moves the heads, then what moves the ring's blocks, where both are there and differ.
+            used = [self.team.transport] if ranks > 1 else []
+            used += [self.inner.settings()["transport"]] if found["ring_degree"] > 1 else []
+            found["transport"] = "+".join(dict.fromkeys(used)) or self.team.transport
         return found

@@ -1,0 +1,116 @@
+"""Methods on copy engines whose memory is shared between gloo ranks: every byte where it belongs, in time."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+import exact
+from copy_engines import on_the_cpu
+from ringmark import kernels, methods
+from ringmark.comm.all_to_all import HeadExchange, head_exchange
+from ringmark.comm.all_to_all_by_copies import CopiedHeadExchange
+from ringmark.comm.mesh import Lane, Mesh
+from ringmark.comm.stream_flags import Flags
+from world import WorldError, run_world
+
+Case = tuple[str, dict[str, Any], dict[str, Any]]
+
+MANY, SHARED, ONE = {"heads": (8, 8)}, {"heads": (8, 2)}, {"heads": (4, 1), "causal": False}
+CASES: list[Case] = [
+    ("burst", {"side": "q", "head_groups": 4, "tracks": 2}, MANY),
+    ("burst", {"side": "kv", "abreast": 2}, SHARED),
+    ("zigzag", {"head_groups": 2}, {**MANY, "batch": 2}),
+    ("ulysses", {}, {**MANY, "batch": 2}),
+    ("ulysses", {"head_groups": 2}, MANY),
+    ("ulysses", {}, {**SHARED, "batch": 2}),  # two ranks share each kv head
+    ("ulysses", {}, ONE),  # all share the one
+    ("usp", {"ulysses": 2}, {**MANY, "batch": 2}),
+    ("usp", {"ulysses": 2, "placement": "ring_first"}, SHARED),
+    ("usp", {"ulysses": 4, "head_groups": 2}, MANY),
+]
+
+
+def check_cases(mesh: Mesh, folder: Path, late: float) -> list[tuple[str, float]]:
+    """The settings' transport and the worst error of each case, three times with the same slots."""
+    found = []
+    write = Flags.say_data
+
+    def say_late(*args: Any) -> None:
+        time.sleep(random.uniform(0, late))
+        write(*args)
+
+    with on_the_cpu(folder) as memory, mock.patch.object(Flags, "say_data", say_late):
+        for name, options, shape in CASES:
+            method = methods.load(name)(transport="copy_engine", **options)
+            problem = exact.make(64, **shape)
+            results = [exact.run(method, mesh, kernels.load("reference"), problem)]
+            made = memory.num_slots
+            results += [exact.again(method, mesh, problem) for _ in range(2)]
+            assert memory.num_slots == made, "slots come free, and are used again"
+            worst = max(max(exact.errors(one, method.layout, mesh, problem).values()) for one in results)
+            found.append((method.settings()["transport"], worst))
+    return found
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_methods_are_exact_by_copy_engines(tmp_path: Path, nodes: int) -> None:
+    for rank, found in enumerate(run_world(4, check_cases, tmp_path, 0.002, nodes=nodes)):
+        for case, (transport, worst) in zip(CASES, found, strict=True):
+            assert worst < 1e-5, f"rank {rank}: {case}"
+            assert nodes == 2 or transport == "copy_engine", case
+
+
+def check_both_ways(mesh: Mesh, folder: Path) -> int:
+    """The two exchanges give the same bits and count the same bytes."""
+    torch.manual_seed(mesh.rank)
+    compared = 0
+    with on_the_cpu(folder):
+        by_copies = head_exchange(mesh, "flat", "heads", Lane(copy_engine=True))
+        by_messages = head_exchange(mesh, "flat", "heads")
+        assert isinstance(by_copies, CopiedHeadExchange)
+        assert type(by_messages) is HeadExchange
+        for batch, num_heads, span in [(2, 8, slice(0, 2)), (1, 12, slice(1, 3)), (2, 2, slice(0, 1))]:
+            tensor = torch.randn(batch, 3, num_heads, 4)
+            views = [
+                tensor,
+                tensor.transpose(1, 3).contiguous().transpose(1, 3),
+                tensor[..., :1].expand(-1, -1, -1, 4),
+            ]
+            for view in views:
+                sent, answers = [], []
+                for exchange in (by_messages, by_copies):
+                    mesh.traffic.reset()
+                    (by_heads,) = exchange.to_heads([view], [span]).wait()
+                    back = torch.zeros(tensor.shape)
+                    pending = exchange.to_sequence([by_heads], [span], [back])
+                    (again,) = pending.wait()
+                    assert again is back
+                    sent.append((mesh.traffic.intra, mesh.traffic.inter))
+                    answers.append((by_heads, back))
+                assert sent[0] == sent[1] != (0, 0)
+                for one, other in zip(*answers, strict=True):
+                    assert torch.equal(one, other)
+                compared += 1
+    return compared
+
+
+def test_copies_and_messages_bring_the_same(tmp_path: Path) -> None:
+    assert run_world(4, check_both_ways, tmp_path) == [9] * 4
+
+
+@pytest.mark.parametrize("forgotten", ["wait_ready", "wait_data"])
+def test_a_flag_that_is_not_waited_for_is_seen(tmp_path: Path, forgotten: str) -> None:
+    """The ranks of this file are late enough for a race to show."""
+    with mock.patch.object(Flags, forgotten, autospec=True):
+        try:
+            found = run_world(4, check_cases, tmp_path, 0.01)
+        except WorldError:
+            return
+    assert max(worst for rank in found for _, worst in rank) > 1e-3
