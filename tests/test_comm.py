@@ -189,7 +189,13 @@ def test_slots_are_taken_in_an_order_that_every_rank_repeats() -> None:
         pool.take(kv, room=small)
     fourth.drop()
     pool.clear()
-    assert pool.take(kv).slot is third.slot, "slots are kept"
+    again = pool.take(kv)
+    assert again.slot is third.slot, "slots are kept"
+    again.drop()
+    large = signature([torch.empty(3 << 19), torch.empty(3 << 19)])
+    assert pool.take(large).slot.ours.numel() == 14 << 20, "a free slot that is too small stays free"
+    exact = signature([torch.empty(2 << 20)])
+    assert pool.take(exact).slot is third.slot, "one of just its size is taken"
 
 
 def test_without_cuda_there_is_no_copy_engine() -> None:

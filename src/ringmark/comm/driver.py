@@ -84,6 +84,13 @@ def has_whole_rows(tensor: torch.Tensor) -> bool:
     return True
 
 
+def run_bytes(tensor: torch.Tensor) -> int:
+    """How much of a tensor of whole rows lies side by side: all rows of an item, or one."""
+    batch, seqlen = tensor.shape[:2]
+    row = tensor.nbytes // (batch * seqlen)
+    return row * seqlen if tensor.stride(1) * tensor.element_size() == row else row
+
+
 class Place(NamedTuple):
     """Where the rows of a tensor (B, S, ...) lie in a GPU's memory; side by side where nothing is said."""
 
@@ -98,17 +105,22 @@ def copy(stream: int, source: torch.Tensor, into: Place) -> None:
         _check(_driver().cuMemcpyAsync(into.address, source.data_ptr(), source.nbytes, stream))
         return
     assert has_whole_rows(source)
-    batch, height = source.shape[:2]
-    size, (item, row) = source.element_size(), source.stride()[:2]
+    (batch, height), size = source.shape[:2], source.element_size()
     width = source.nbytes // (batch * height)
+    item, pitch = source.stride(0) * size, source.stride(1) * size
+    into_item, into_pitch = into.item or height * width, into.row or width
     for number in range(batch):
+        before, after = source.data_ptr() + number * item, into.address + number * into_item
+        if pitch == into_pitch == width:
+            _check(_driver().cuMemcpyAsync(after, before, height * width, stream))
+            continue
         job = _Copy2D(
             from_type=IN_DEVICE_MEMORY,
-            from_device=source.data_ptr() + number * item * size,
-            from_pitch=row * size,
+            from_device=before,
+            from_pitch=pitch,
             into_type=IN_DEVICE_MEMORY,
-            into_device=into.address + number * (into.item or height * width),
-            into_pitch=into.row or width,
+            into_device=after,
+            into_pitch=into_pitch,
             width=width,
             height=height,
         )
