@@ -386,6 +386,8 @@ def test_a_ring_of_one_gives_back_what_it_was_given() -> None:
 class SlotRing(Ring):
     """gloo that receives into slots, as the copy engines do, and writes down which, and where in them."""
 
+    posts_late = True
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.taken: list[tuple[int, int]] = []
@@ -399,7 +401,9 @@ class SlotRing(Ring):
         self._numbers[id(slot)] = len(self._numbers)
         return slot
 
-    def _exchange(self, deliveries: Sequence[Delivery], arriving: Signature, room: Signature) -> Hop:
+    def _exchange(
+        self, deliveries: Sequence[Delivery], arriving: Signature, room: Signature, as_of: object
+    ) -> Hop:
         received = self.slots.take(arriving, room)
         self.taken.append((self._numbers[id(received.slot)], len(self._numbers)))
         memory, members = received.slot.ours, self.group.members
@@ -414,7 +418,7 @@ class SlotRing(Ring):
         self.pool = mock.Mock(take=lambda kind: received)
         # gloo sends what is contiguous; the copy engine has rows of more than one place to read.
         packed = [one._replace(parcel=_copied(one.parcel)) for one in deliveries]
-        return super()._exchange(packed, arriving, room)
+        return super()._exchange(packed, arriving, room, as_of)
 
     def sends(self, tensor: torch.Tensor) -> bool:
         return driver.has_whole_rows(tensor)

@@ -13,10 +13,11 @@ import torch
 
 import exact
 from copy_engines import on_the_cpu
-from ringmark import kernels, methods
+from ringmark import kernels, layout, methods
 from ringmark.comm import copy_engine
 from ringmark.comm.all_to_all import HeadExchange, head_exchange
 from ringmark.comm.all_to_all_by_copies import CopiedHeadExchange
+from ringmark.comm.copies import Copies
 from ringmark.comm.mesh import Lane, Mesh
 from ringmark.comm.parcel import Pool
 from ringmark.comm.stream_flags import Flags
@@ -136,3 +137,39 @@ def test_short_rows_are_packed(tmp_path: Path) -> None:
     """They would slow the kernels of both GPUs down; what lies side by side is no row."""
     wide, narrow = [True, True, True, False, False], [True, True, True, False]
     assert run_world(2, check_what_is_sent_as_it_lies, tmp_path) == [wide + narrow] * 2
+
+
+def check_what_comes_first(mesh: Mesh, folder: Path) -> list[list[str]]:
+    """What a rank's program does first, in the forward and in the backward."""
+    done: list[str] = []
+    post = Copies.post
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        done.append("hop")
+        return post(*args, **kwargs)
+
+    kernel = kernels.load("reference")
+    forward, backward = kernel.forward, kernel.backward
+    problem = exact.make(64, heads=(8, 8))
+    with on_the_cpu(folder), mock.patch.object(Copies, "post", noted):
+        method = methods.load("burst")(transport="copy_engine", side="q", head_groups=4, tracks=2)
+        method.setup(mesh, kernel, causal=True)
+        q, k, v, dout = (
+            layout.shard(tensor, method.layout, mesh.rank, mesh.world_size)
+            for tensor in (problem.q, problem.k, problem.v, problem.dout)
+        )
+        kernel.forward = lambda *args: (done.append("kernel"), forward(*args))[1]  # type: ignore[method-assign]
+        out, lse = method.attend(q, k, v, 0.25)
+        first = done[:3]
+        done.clear()
+        kernel.backward = lambda *args, **more: (  # type: ignore[method-assign]
+            done.append("kernel"), backward(*args, **more)
+        )[1]  # fmt: skip
+        method.gradients(dout, q, k, v, out, lse, 0.25)
+        return [first, done[:3]]
+
+
+def test_kernels_are_launched_before_hops_are_posted(tmp_path: Path) -> None:
+    """A GPU would have nothing to do while the host posts the first hops; each track has a kernel first."""
+    for found in run_world(2, check_what_comes_first, tmp_path):
+        assert found == [["kernel", "kernel", "hop"]] * 2

@@ -48,16 +48,17 @@ class Copies:
         sources: Sequence[int],
         received: SlotParcel,
         held: Sequence[Parcel] = (),
+        as_of: torch.cuda.Event | None = None,
     ) -> Copied:
         """Copy what leaves, and expect something from the members at `sources` in the slot of `received`.
 
         What is copied must not change before the hop has been waited for; until then parcels are `held`.
+        By `as_of`, or else by all that is enqueued so far, it must be there and the slot must have been read.
         """
         flags, side = self._prepared()
         self._num_hops += 1
         number = self._num_hops
-        # By all that is enqueued so far, what is sent has been computed and what the slot held has been read.
-        side.wait_stream(torch.cuda.current_stream(self.device))
+        side.wait_event(as_of or torch.cuda.current_stream(self.device).record_event())
         for source in sources:
             flags.say_ready(side.cuda_stream, source, number)
         for target, tensors in leaving:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -26,6 +27,8 @@ class CopyEngineRing(Ring):
         super().__init__(mesh, axis, purpose, pool, lane)
         self.copies = Copies(self.group, mesh.device)
 
+    posts_late = True
+
     @property
     def transport(self) -> str:
         return "copy_engine"
@@ -35,7 +38,12 @@ class CopyEngineRing(Ring):
             driver.has_whole_rows(tensor) and driver.run_bytes(tensor) >= ROW_BYTES
         )
 
-    def _exchange(self, deliveries: Sequence[Delivery], arriving: Signature, room: Signature) -> Hop:
+    def mark(self) -> object:
+        return torch.cuda.current_stream(self.mesh.device).record_event()
+
+    def _exchange(
+        self, deliveries: Sequence[Delivery], arriving: Signature, room: Signature, as_of: Any
+    ) -> Hop:
         received = self.copies.slots.take(arriving, room)
         leaving = []
         for steps, parcel, there, _ in deliveries:
@@ -46,4 +54,4 @@ class CopyEngineRing(Ring):
             leaving.append(Leaving(target, tensors))
         sources = [self.place(-delivery.steps) for delivery in deliveries]
         held = [delivery.parcel.hold() for delivery in deliveries]
-        return self.copies.post(leaving, sources, received, held)
+        return self.copies.post(leaving, sources, received, held, as_of)

@@ -44,6 +44,8 @@ class Delivery(NamedTuple):
 class Ring:
     """The ring over one axis of a mesh, with a communicator of its own for its purpose."""
 
+    posts_late = False  # whether a hop can be posted after work that it shall not wait for
+
     def __init__(self, mesh: Mesh, axis: Axis, purpose: str, pool: Pool, lane: Lane = OPEN_LANE) -> None:
         self.mesh, self.pool = mesh, pool
         self.group = mesh.group(axis, purpose, lane)
@@ -70,26 +72,35 @@ class Ring:
         """The position of the member so many steps on, or back if it is negative."""
         return (self.group.position + steps) % self.size
 
-    def post(self, parcel: Parcel) -> Hop:
+    def mark(self) -> object:
+        """Now, on this stream: a hop that is posted later may be `as_of` then, where the ring posts late."""
+        return None
+
+    def post(self, parcel: Parcel, as_of: object = None) -> Hop:
         """Send a parcel on and receive one of the same kind; its tensors must not change until the wait."""
         if self.size == 1:
             return _Stay(parcel.hold())
         kind = signature(parcel.tensors)
-        return self.exchange([Delivery(1, parcel)], kind, kind)
+        return self.exchange([Delivery(1, parcel)], kind, kind, as_of)
 
-    def exchange(self, deliveries: Sequence[Delivery], arriving: Signature, room: Signature) -> Hop:
+    def exchange(
+        self, deliveries: Sequence[Delivery], arriving: Signature, room: Signature, as_of: object = None
+    ) -> Hop:
         """Send every delivery, and receive one parcel of kind `arriving` from as many members.
 
         Every member makes as many deliveries, over the same steps. `room`: a kind that is the same on every
-        member and as large as anything that arrives here.
+        member and as large as anything that arrives here. `as_of`: the mark by which all that is sent was
+        there, and all that is received into had been read.
         """
         for steps, parcel, _, _ in deliveries:
             if parcel.tensors:
                 target = self.group.members[self.place(steps)]
                 self.mesh.traffic.count(parcel.num_bytes, same_node=self.mesh.same_node(target))
-        return self._exchange(deliveries, arriving, room)
+        return self._exchange(deliveries, arriving, room, as_of)
 
-    def _exchange(self, deliveries: Sequence[Delivery], arriving: Signature, room: Signature) -> Hop:
+    def _exchange(
+        self, deliveries: Sequence[Delivery], arriving: Signature, room: Signature, as_of: Any
+    ) -> Hop:
         received = self.pool.take(arriving)
         group, members = self.group.process_group, self.group.members
         # All in one batch: NCCL runs it as one kernel, in which sends and receives cannot block each other.

@@ -126,59 +126,48 @@ class Route:
         `fetched`: they are fetched straight, which an inner ring inside a node can. Tensors are (B, S, ...).
         """
         assert fetched is None or self.inner.within_a_node
-        here: dict[Block, Parcel] = {}
-        hops: dict[Block, Hop] = {}
-        columns: dict[Block, Parcel] = {}  # what the other GPUs of the node fetch from us
-        own = [Parcel(tensors) for tensors in pieces]
         visits = visits_of(self.inner.size, fetched.abreast if fetched else 1)
-
-        def arrived(block: Block) -> Parcel:
-            if block not in here:
-                here[block] = hops.pop(block).wait() if block in hops else own[block.piece]
-            return here[block]
-
-        def sendable(block: Block, ring: Ring) -> Parcel:
-            """Our own pieces may be views of some heads: packed once, if the ring cannot send them so."""
-            lying = arrived(block)
-            if not all(map(ring.sends, lying.tensors)):
-                here[block] = self.pool.packed(lying.tensors, ring.sends)
-                lying.drop()
-            return here[block]
-
+        blocks = _Blocks(self, pieces, visits, fetched)
         for step in plan(self.outer.size, len(visits), len(pieces), homeward):
-            arrived(step.block)
-            for block in step.posts:
-                if block.visit and fetched:
-                    column = block._replace(visit=0)
-                    if block.visit == 1:
-                        columns[column] = sendable(column, self.inner).hold()
-                    hops[block] = self._fetch(block.window, visits[block.visit], columns[column], fetched)
-                    if block.visit == len(visits) - 1:
-                        columns.pop(column).drop()
-                else:
-                    ring = self.inner if block.visit else self.outer
-                    hops[block] = ring.post(sendable(block.origin, ring))
+            blocks.arrived(step.block)
+            posts = [(block, blocks.leaving(block)) for block in step.posts]
+            mark = self.inner.mark()
+            late = [block for block in step.posts if self.ring_of(block).posts_late]
+            for block, parcel in posts:
+                if block not in late:
+                    blocks.send(block, parcel)
             block, turns = step.block, visits[step.block.visit]
             sources = tuple(self.source(block.window, turn) for turn in turns)
             bounds: tuple[int, ...] = ()
             if block.visit and fetched:
-                bounds = self._bounds(block.window, turns, fetched, self.mesh.gpu, pieces[block.piece][0])
-            yield Stop(sources, block, turns, step.first, step.last, here[block].tensors, bounds)
-            # The reader is done: what it read is free as soon as no send of it is under way.
-            here.pop(block).drop()
+                bounds = self.bounds(block.window, turns, fetched, self.mesh.gpu, pieces[block.piece][0])
+            arrived = blocks.arrived(block).tensors
+            yield Stop(sources, block, turns, step.first, step.last, arrived, bounds)
+            # The reader's kernel is on its way before the host takes its time over these.
+            for block, parcel in posts:
+                if block in late:
+                    blocks.send(block, parcel, mark)
+            blocks.done(step.block)
         self.pool.clear()
 
-    def _fetch(self, window: int, turns: tuple[int, ...], column: Parcel, fetched: Fetched) -> Hop:
+    def ring_of(self, block: Block) -> Ring:
+        """The ring whose hop brings a block."""
+        return self.inner if block.visit else self.outer
+
+    def fetch(
+        self, window: int, turns: tuple[int, ...], column: Parcel, fetched: Fetched, as_of: object
+    ) -> Hop:
         """Send the column's block to the GPUs `turns` on, receive from as far behind: the rows that meet."""
         mesh, like = self.mesh, column.tensors[0]
-        bounds = self._bounds(window, turns, fetched, mesh.gpu, like)
+        bounds = self.bounds(window, turns, fetched, mesh.gpu, like)
         deliveries = []
         for index, turn in enumerate(turns):
             gpu = (mesh.gpu + turn) % mesh.gpus
             leaving = fetched.covers(self.source(window, 0), mesh.rank_at(mesh.node, gpu))
             sent = [rows_of(tensor, leaving) for tensor in column.tensors] if leaving else []
-            sent = [rows if self.inner.sends(rows) else rows.contiguous() for rows in sent]
-            there = self._bounds(window, turns, fetched, gpu, like)[index]
+            if not all(map(self.inner.sends, sent)):
+                sent, as_of = [rows.contiguous() for rows in sent], None
+            there = self.bounds(window, turns, fetched, gpu, like)[index]
             begin, end = bounds[index : index + 2]
             # The rows may lie in the column's own buffers: those stay until the hop has been waited for.
             column.hold()
@@ -186,12 +175,12 @@ class Route:
             deliveries.append(Delivery(turn, parcel, there, slice(begin, end) if begin < end else None))
         arriving = _with_rows(column.tensors, bounds[-1]) if bounds[-1] else ()
         room = _with_rows(column.tensors, len(turns) * like.shape[1])
-        hop = self.inner.exchange(deliveries, arriving, room)
+        hop = self.inner.exchange(deliveries, arriving, room, as_of)
         for delivery in deliveries:
             delivery.parcel.drop()
         return hop
 
-    def _bounds(
+    def bounds(
         self, window: int, turns: tuple[int, ...], fetched: Fetched, gpu: int, like: torch.Tensor
     ) -> tuple[int, ...]:
         """Where the rows that a GPU of this node fetches at these turns begin and end."""
@@ -202,6 +191,61 @@ class Route:
         ]
         lengths = [len(range(*rows.indices(like.shape[1]))) if rows else 0 for rows in met]
         return tuple(accumulate(lengths, initial=0))
+
+
+class _Blocks:
+    """The blocks of one travel: those that are here, those under way, and those that others fetch from us."""
+
+    def __init__(
+        self,
+        route: Route,
+        pieces: Sequence[Sequence[torch.Tensor]],
+        visits: Sequence[tuple[int, ...]],
+        fetched: Fetched | None,
+    ) -> None:
+        self._route, self._visits, self._fetched = route, visits, fetched
+        self._own = [Parcel(tensors) for tensors in pieces]
+        self._here: dict[Block, Parcel] = {}
+        self._hops: dict[Block, Hop] = {}
+        self._columns: dict[Block, Parcel] = {}  # what the other GPUs of the node fetch
+
+    def arrived(self, block: Block) -> Parcel:
+        """A block that is needed now: waited for, or our own."""
+        if block not in self._here:
+            hop = self._hops.pop(block, None)
+            self._here[block] = hop.wait() if hop else self._own[block.piece]
+        return self._here[block]
+
+    def leaving(self, block: Block) -> Parcel:
+        """What has to be sent on so that this block comes here, in a form that can be sent."""
+        if not (block.visit and self._fetched):
+            return self._sendable(block.origin, self._route.ring_of(block))
+        column = block._replace(visit=0)
+        if block.visit == 1:
+            self._columns[column] = self._sendable(column, self._route.inner).hold()
+        return self._columns[column]
+
+    def send(self, block: Block, parcel: Parcel, as_of: object = None) -> None:
+        """Post the hop that brings a block."""
+        if not (block.visit and self._fetched):
+            self._hops[block] = self._route.ring_of(block).post(parcel, as_of)
+            return
+        turns = self._visits[block.visit]
+        self._hops[block] = self._route.fetch(block.window, turns, parcel, self._fetched, as_of)
+        if block.visit == len(self._visits) - 1:
+            self._columns.pop(block._replace(visit=0)).drop()
+
+    def done(self, block: Block) -> None:
+        """Its reader is: what it read is free as soon as no send of it is under way."""
+        self._here.pop(block).drop()
+
+    def _sendable(self, block: Block, ring: Ring) -> Parcel:
+        """Our own pieces may be views of some heads: packed once, if the ring cannot send them so."""
+        lying = self.arrived(block)
+        if not all(map(ring.sends, lying.tensors)):
+            self._here[block] = self._route.pool.packed(lying.tensors, ring.sends)
+            lying.drop()
+        return self._here[block]
 
 
 def visits_of(gpus: int, abreast: int) -> list[tuple[int, ...]]:
