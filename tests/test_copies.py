@@ -14,12 +14,10 @@ import torch
 import exact
 from copy_engines import on_the_cpu
 from ringmark import kernels, layout, methods
-from ringmark.comm import copy_engine
 from ringmark.comm.all_to_all import HeadExchange, head_exchange
 from ringmark.comm.all_to_all_by_copies import CopiedHeadExchange
 from ringmark.comm.copies import Copies
 from ringmark.comm.mesh import Lane, Mesh
-from ringmark.comm.parcel import Pool
 from ringmark.comm.stream_flags import Flags
 from world import WorldError, run_world
 
@@ -40,7 +38,7 @@ CASES: list[Case] = [
 ]
 
 
-def check_cases(mesh: Mesh, folder: Path, late: float, row_bytes: int = 0) -> list[tuple[str, float]]:
+def check_cases(mesh: Mesh, folder: Path, late: float) -> list[tuple[str, float]]:
     """The settings' transport and the worst error of each case, three times with the same slots."""
     found = []
     write = Flags.say_data
@@ -49,8 +47,7 @@ def check_cases(mesh: Mesh, folder: Path, late: float, row_bytes: int = 0) -> li
         time.sleep(random.uniform(0, late))
         write(*args)
 
-    small_rows = mock.patch.object(copy_engine, "ROW_BYTES", row_bytes)
-    with on_the_cpu(folder) as memory, mock.patch.object(Flags, "say_data", say_late), small_rows:
+    with on_the_cpu(folder) as memory, mock.patch.object(Flags, "say_data", say_late):
         for name, options, shape in CASES:
             method = methods.load(name)(transport="copy_engine", **options)
             problem = exact.make(64, **shape)
@@ -63,10 +60,9 @@ def check_cases(mesh: Mesh, folder: Path, late: float, row_bytes: int = 0) -> li
     return found
 
 
-@pytest.mark.parametrize(("nodes", "row_bytes"), [(1, 0), (1, copy_engine.ROW_BYTES), (2, 0)])
-def test_methods_are_exact_by_copy_engines(tmp_path: Path, nodes: int, row_bytes: int) -> None:
-    """With rows that are copied out of views, and with rows so short that views are packed."""
-    for rank, found in enumerate(run_world(4, check_cases, tmp_path, 0.002, row_bytes, nodes=nodes)):
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_methods_are_exact_by_copy_engines(tmp_path: Path, nodes: int) -> None:
+    for rank, found in enumerate(run_world(4, check_cases, tmp_path, 0.002, nodes=nodes)):
         for case, (transport, worst) in zip(CASES, found, strict=True):
             assert worst < 1e-5, f"rank {rank}: {case}"
             assert nodes == 2 or transport == "copy_engine", case
@@ -119,24 +115,6 @@ def test_a_flag_that_is_not_waited_for_is_seen(tmp_path: Path, forgotten: str) -
         except WorldError:
             return
     assert max(worst for rank in found for _, worst in rank) > 1e-3
-
-
-def check_what_is_sent_as_it_lies(mesh: Mesh, folder: Path) -> list[bool]:
-    with on_the_cpu(folder):
-        ring = copy_engine.CopyEngineRing(mesh, "flat", "blocks", Pool(mesh.device))
-        tensor = torch.zeros(2, 64, 8, 128, dtype=torch.bfloat16)
-        one_head, numbers = tensor[:, :, :1], torch.zeros(2, 64, 4)
-        return [
-            ring.sends(one)
-            for one in (tensor, tensor[:, 8:], tensor[:, :, :4], tensor[:, :, :3], one_head)
-            + (one_head.contiguous(), one_head.contiguous()[:, 8:], numbers, numbers[:, :, :2])
-        ]
-
-
-def test_short_rows_are_packed(tmp_path: Path) -> None:
-    """They would slow the kernels of both GPUs down; what lies side by side is no row."""
-    wide, narrow = [True, True, True, False, False], [True, True, True, False]
-    assert run_world(2, check_what_is_sent_as_it_lies, tmp_path) == [wide + narrow] * 2
 
 
 def check_what_comes_first(mesh: Mesh, folder: Path) -> list[list[str]]:

@@ -84,13 +84,6 @@ def has_whole_rows(tensor: torch.Tensor) -> bool:
     return True
 
 
-def run_bytes(tensor: torch.Tensor) -> int:
-    """How much of a tensor of whole rows lies side by side: all rows of an item, or one."""
-    batch, seqlen = tensor.shape[:2]
-    row = tensor.nbytes // (batch * seqlen)
-    return row * seqlen if tensor.stride(1) * tensor.element_size() == row else row
-
-
 class Place(NamedTuple):
     """Where the rows of a tensor (B, S, ...) lie in a GPU's memory; side by side where nothing is said."""
 
