@@ -9,6 +9,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -197,17 +198,21 @@ def test_rendering_all_finds_pages_of_campaigns_that_are_gone_and_blocks_that_lo
 
 
 def test_bold_only_where_the_best_is_clear_of_every_other_and_ahead_by_the_spread_of_launches():
-    def best(first: Span, second: Span, bound: Span, more: bool = True, runs: str = "aaa") -> int | None:
-        spans = [first, second, bound]
+    def made(span: Span, run: str, lead: float = 1.01) -> Any:
+        return type("P", (), {"span": span, "runs": {run}, "clear_lead": lead})()
+
+    def best(
+        first: Span, second: Span, bound: Span, more: bool = True, runs: str = "aaa", lead: float = 1.01
+    ) -> int | None:
         lines = [group.Line(n, n, n, "ringmark", {}) for n in ("burst", "ring", "single")]
-        points = [type("P", (), {"span": span, "runs": {run}})() for span, run in zip(spans, runs)]
+        points = [made(first, runs[0], lead), made(second, runs[1]), made(bound, runs[2])]
         return comparison.best_line(lines, points, lambda p: p.span, more)
 
     bound = Span(900, 890, 910)
     assert best(Span(100, 99, 101), Span(90, 89, 91), bound) == 0
     third = group.Line("usp", "usp", "usp", "ringmark", {})
     spans = [Span(100, 99, 101), Span(90, 89, 91), Span(99.5, 98, 100)]
-    points = [type("P", (), {"span": span, "runs": {"a"}})() for span in spans]
+    points = [made(span, "a") for span in spans]
     for more in (True, False):
         assert comparison.best_line([third] * 3, points, lambda p: p.span, more) == (None if more else 1)
     assert best(Span(100, 95, 105), Span(97, 94, 99), bound) is None
@@ -218,6 +223,31 @@ def test_bold_only_where_the_best_is_clear_of_every_other_and_ahead_by_the_sprea
         assert best(Span(100, 99.9, 100.1), closer, bound, more) is None, "another launch may turn it round"
     assert best(Span(100, 99, 101), Span(90, 89, 91), bound, runs="aba") is None, "another run may too"
     assert best(Span(100, 99, 101), Span(90, 89, 91), bound, runs="aab") == 0
+    for first, second in ((100, 51), (51, 100)):  # the one of few short launches leads, or is behind
+        spans = [Span(value, value - 0.1, value + 0.1) for value in (first, second)]
+        for more in (True, False):
+            assert best(*spans, bound, more, lead=2.0) is None
+            assert best(*spans, bound, more, lead=1.9) == (0 if (first > second) == more else 1)
+
+
+def test_a_short_cell_of_few_launches_has_to_be_far_ahead(tmp_path):
+    """Set up anew, a cell of half a millisecond takes up to 1.8 times as long; its interval does not know."""
+    leads = {}
+    for name, ms, repeats in (("long", 11.0, 1), ("short", 9.0, 1), ("twice", 9.0, 2), ("thrice", 9.0, 3)):
+        records = [
+            make_records.make(cell("burst", phase="fwd_bwd"), median_ms=ms, repeat=repeat)
+            for repeat in range(repeats)
+        ]
+        (found,) = groups_of(tmp_path / name, records)
+        (line,) = found.lines
+        (measured,) = line.points.values()
+        leads[name] = (measured.time_ms.value < 10, measured.clear_lead)
+    assert leads == {
+        "long": (False, 1.01),
+        "short": (True, 2.0),
+        "twice": (True, 2.0),
+        "thrice": (True, 1.01),
+    }
 
 
 def test_what_was_measured_in_another_run_says_so(tmp_path):

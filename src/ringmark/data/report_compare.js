@@ -39,7 +39,7 @@ function makeCompare(data) {
     byId("group-kind").textContent = group.kind;
     const toggle = (label) => { if (!state.hidden.delete(label)) state.hidden.add(label); draw(); };
     drawPlot(byId("plot"), `${PHASES[state.phase]}: ${figure.title}`, lines.map((line) => plotLine(line, state.phase, figure)), state.hidden, toggle);
-    drawTable(lines, state.phase, figure, data.clear_lead);
+    drawTable(lines, state.phase, figure);
     drawShares(byId("shares"), lines, state.phase, data.parts);
   }
 
@@ -74,10 +74,10 @@ function tipOf(line, point) {
   return [...said, ...point.notes].join("\n");
 }
 
-function drawTable(lines, phase, figure, margin) {
+function drawTable(lines, phase, figure) {
   const lengths = [...new Set(lines.flatMap((line) => line.points.filter((point) => point.phase === phase).map((point) => point.seqlen)))].sort((a, b) => a - b);
   const notes = [];
-  const best = lengths.map((seqlen) => clearBest(lines, phase, seqlen, figure, margin));
+  const best = lengths.map((seqlen) => clearBest(lines, phase, seqlen, figure));
   const rows = lines.map((line) => el("tr", { class: line.bound ? "bound" : "" },
     el("td", { title: line.row }, line.label),
     lengths.map((seqlen, i) => tableCell(line, line.points.find((point) => point.phase === phase && point.seqlen === seqlen), figure, best[i], notes))));
@@ -98,20 +98,23 @@ function tableCell(line, point, figure, best, notes) {
   return el("td", {}, el("span", { class: line === best ? "best" : "" }, digits(span[0])), raised, wide);
 }
 
-// Bold as in the tables: only where the best one's interval is clear of every other's and its median ahead by the
-// margin, all measured in one run; the bound does not compete.
-function clearBest(lines, phase, seqlen, figure, margin) {
+// Bold as in the tables: only where the best one's interval is clear of every other's and its median ahead by what
+// launches differ by, all measured in one run; the bound does not compete.
+function clearBest(lines, phase, seqlen, figure) {
   if (!figure.ranked) return null; // without an interval nothing is clear
   const spans = [];
   for (const line of lines) {
     const point = line.points.find((each) => each.phase === phase && each.seqlen === seqlen);
-    if (!line.bound && point && point.status === "passed" && figure.of(point)) spans.push([line, figure.of(point), point.runs]);
+    if (!line.bound && point && point.status === "passed" && figure.of(point)) spans.push([line, figure.of(point), point]);
   }
   if (spans.length < 2) return null;
   spans.sort((a, b) => (figure.more ? b[1][1] - a[1][1] : a[1][2] - b[1][2]));
-  const [[winner, [value, low, high], runs], ...others] = spans;
-  const behind = ([, span, there]) => runs.some((run) => there.includes(run)) && (figure.more
-    ? span[2] < low && span[0] * margin < value
-    : span[1] > high && span[0] > value * margin);
+  const [[winner, [value, low, high], first], ...others] = spans;
+  const behind = ([, span, other]) => {
+    const lead = Math.max(first.lead, other.lead);
+    return first.runs.some((run) => other.runs.includes(run)) && (figure.more
+      ? span[2] < low && span[0] * lead < value
+      : span[1] > high && span[0] > value * lead);
+  };
   return others.every(behind) ? winner : null;
 }

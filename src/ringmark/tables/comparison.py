@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ringmark.tables.group import PHASE_TITLES, Group, Line, Place
 from ringmark.tables.numbers import decimals, fixed
-from ringmark.tables.point import APART_FROM_COLUMN, CLEAR_LEAD, NOT_RUN, OF_THE_BOUND, Point, Span
+from ringmark.tables.point import APART_FROM_COLUMN, NOT_RUN, OF_THE_BOUND, Point, Span
 from ringmark.tables.table import Entry, Notes, Table, word
 
 Figure = Callable[[Point], "Span | None"]
@@ -82,27 +82,29 @@ def best_line(
 ) -> int | None:
     """The line that is clearly best: its interval clear of every other's, its median ahead by the margin.
 
-    And measured in one run with every other: between runs a machine, its links and its clocks change by more
-    than the margin. The bound does no communication and is no competitor.
+    The margin is what launches differ by. And measured in one run with every other: between runs a machine,
+    its links and its clocks change by more. The bound does no communication and is no competitor.
     """
     spans = [
-        (span, i, p.runs)
+        (span, i, p)
         for i, (line, p) in enumerate(zip(lines, points))
         if p is not None and not line.is_bound and (span := figure(p)) is not None
     ]
     if len(spans) < 2:
         return None
-    if more_is_better:
-        top, winner, runs = max(spans, key=lambda one: one[0].low)
-        clear = [
-            span.high < top.low and span.value * CLEAR_LEAD < top.value for span, i, _ in spans if i != winner
-        ]
-    else:
-        top, winner, runs = min(spans, key=lambda one: one[0].high)
-        clear = [
-            span.low > top.high and span.value > top.value * CLEAR_LEAD for span, i, _ in spans if i != winner
-        ]
-    return winner if all(clear) and all(runs & others for _, _, others in spans) else None
+    top, winner, best = (
+        max(spans, key=lambda one: one[0].low) if more_is_better else min(spans, key=lambda one: one[0].high)
+    )
+
+    def behind(span: Span, p: Point) -> bool:
+        lead = max(best.clear_lead, p.clear_lead)
+        if more_is_better:
+            ahead = span.high < top.low and span.value * lead < top.value
+        else:
+            ahead = span.low > top.high and span.value > top.value * lead
+        return ahead and bool(best.runs & p.runs)
+
+    return winner if all(behind(span, p) for span, i, p in spans if i != winner) else None
 
 
 def _run_of_most(points: Sequence[Point | None]) -> str | None:

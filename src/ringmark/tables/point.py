@@ -22,9 +22,13 @@ NOT_RUN = "not run"
 WRONG = "wrong"
 IMPOSSIBLE = "impossible"
 NOISE = "within noise"
-# The interval of one launch knows nothing of the next: the same cell differs by 1% from one to another
-# (docs/performance.md), so a lead of less is none.
+# The interval of one launch knows nothing of the next: the same cell differs by 1% from one to another, and
+# one of less than 10 ms by up to 1.8 times (docs/performance.md), so a lead of less is none. The interval of
+# three launches or more knows.
 CLEAR_LEAD = 1.01
+SHORT_MS = 10.0
+CLEAR_LEAD_SHORT = 2.0
+ENOUGH_LAUNCHES = 3
 OUTRUN = "above 1: faster than the bound, which is the kernel alone in larger calls"
 CHECKED_ONCE = "the answer was checked before the timing and not again after it"
 OTHER_BOUND = "the bound is from another run of this campaign"
@@ -69,6 +73,13 @@ class Point:
     @property
     def passed(self) -> bool:
         return self.time_ms is not None
+
+    @property
+    def clear_lead(self) -> float:
+        """By what factor another has to be better, or worse, for that to be more than luck."""
+        launches = sum(row.passed for row in self.rows)
+        short = self.time_ms is not None and self.time_ms.value < SHORT_MS
+        return CLEAR_LEAD_SHORT if short and launches < ENOUGH_LAUNCHES else CLEAR_LEAD
 
     @property
     def runs(self) -> set[str | None]:

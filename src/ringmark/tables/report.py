@@ -20,7 +20,7 @@ from ringmark.tables.cellrow import COLUMNS, CellRow
 from ringmark.tables.collect import Collected
 from ringmark.tables.group import Group, Line, groups
 from ringmark.tables.page import group_title, kind
-from ringmark.tables.point import CLEAR_LEAD, Point, Span
+from ringmark.tables.point import Point, Span
 from ringmark.tables.profiles import part_shares
 from ringmark.tables.style import looks
 
@@ -68,7 +68,6 @@ def _data(collected: Collected) -> dict[str, Any]:
         "title": config.get("title") or campaign.name,
         "summary": facts.summary(collected),
         "parts": PARTS,
-        "clear_lead": CLEAR_LEAD,
         "groups": [_group(group) for group in groups(collected.rows)],
         "records": _columns(collected.rows),
         "environments": collected.environments,
@@ -117,6 +116,7 @@ def _point(p: Point) -> dict[str, Any]:
         "memory": _digits(memory),
         "repeats": len(p.rows),
         "runs": sorted(map(str, p.runs)),
+        "lead": p.clear_lead,
         "notes": p.told,
         "shares": part_shares(p),
     }
