@@ -160,3 +160,29 @@ def test_kernels_are_launched_before_hops_are_posted(tmp_path: Path) -> None:
     """A GPU would have nothing to do while the host posts the first hops; each track has a kernel first."""
     for found in run_world(2, check_what_comes_first, tmp_path):
         assert found == [["kernel", "kernel", "hop"]] * 2
+
+
+def check_marks(mesh: Mesh, folder: Path) -> list[bool]:
+    """Of the blocks' hops, on four nodes of one: whether each is as of a mark."""
+    marked: list[bool] = []
+    post = Copies.post
+
+    def noted(self: Copies, *args: Any) -> Any:
+        marked.append(args[4] is not None)
+        return post(self, *args)
+
+    seen = mesh.view(4, 1)
+    with on_the_cpu(folder), mock.patch.object(Copies, "post", noted):
+        method = methods.load("double_ring")(transport="copy_engine", head_groups=2)
+        problem = exact.make(64)
+        results = exact.run(method, seen, kernels.load("reference"), problem)
+        assert max(exact.errors(results, method.layout, seen, problem).values()) < 1e-5
+        marked.clear()
+        with torch.no_grad():
+            method(*(torch.zeros(1, 16, 4, 16) for _ in range(3)))
+    return marked
+
+
+def test_a_late_hop_is_as_of_its_mark_on_whichever_ring_it_goes(tmp_path: Path) -> None:
+    """Without one it would wait for the kernel that was launched before it."""
+    assert run_world(4, check_marks, tmp_path) == [[True] * 6] * 4

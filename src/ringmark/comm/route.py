@@ -131,7 +131,7 @@ class Route:
         for step in plan(self.outer.size, len(visits), len(pieces), homeward):
             blocks.arrived(step.block)
             posts = [(block, blocks.leaving(block)) for block in step.posts]
-            mark = self.inner.mark()
+            mark = next((ring.mark() for ring in (self.inner, self.outer) if ring.posts_late), None)
             late = [block for block in step.posts if self.ring_of(block).posts_late]
             for block, parcel in posts:
                 if block not in late:
