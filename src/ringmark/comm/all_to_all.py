@@ -57,8 +57,7 @@ class Pending(Protocol):
 
 def head_exchange(mesh: Mesh, axis: Axis, purpose: str, lane: Lane = OPEN_LANE) -> HeadExchange:
     """The exchange that a lane asks for; copy engines where they reach."""
-    members = mesh.members(axis)
-    if lane.copy_engine and len(members) > 1 and mesh.one_node(members):
+    if mesh.by_copy_engine(axis, lane):
         from ringmark.comm.all_to_all_by_copies import CopiedHeadExchange
 
         return CopiedHeadExchange(mesh, axis, purpose, lane)
@@ -137,7 +136,8 @@ class HeadExchange:
         self._swap(pending, rows, lambda place: arrived[place])
         here = self.group.position
         arrived[here].copy_(rows(here))
-        pending.finish.append(lambda: put_back(arrived, target, span))
+        by_copy = torch.unflatten(arrived, 0, (min(self.size, target.shape[2]), -1))
+        pending.finish.append(lambda: put_back(summed(by_copy, 1), target, span))
 
     def _rows(self, tensor: torch.Tensor) -> Piece:
         """The rows of a place, in a tensor that holds everybody's."""
@@ -196,13 +196,16 @@ def by_owner(tensor: torch.Tensor, ranks: int, span: slice) -> torch.Tensor:
     return each[:, :, :, span].permute(2, 0, 1, 3, 4)
 
 
-def put_back(arrived: torch.Tensor, target: torch.Tensor, span: slice) -> None:
-    """(ranks, B, S, heads, D) into the span of every owner's heads of (B, S, H, D), copies summed."""
-    ranks = arrived.shape[0]
-    place = by_owner(target, ranks, span)
-    copies = ranks // place.shape[0]
-    if copies > 1:
-        arrived = torch.unflatten(arrived, 0, (-1, copies)).sum(1, dtype=wide(arrived.dtype))
+def summed(copies: torch.Tensor, dim: int) -> torch.Tensor:
+    """The gradients of one head from all ranks that have a copy of it, which lie along a dimension."""
+    if copies.shape[dim] == 1:
+        return copies.select(dim, 0)
+    return copies.sum(dim, dtype=wide(copies.dtype))
+
+
+def put_back(parts: torch.Tensor, target: torch.Tensor, span: slice) -> None:
+    """(owners, B, S, heads, D) into the span of every owner's heads of (B, S, H, D)."""
+    owners, batch, seqlen = parts.shape[:3]
+    place = by_owner(target, owners, span)
     # Rows of all items of the batch in one; a view, or an error.
-    rows = place.shape[1] * place.shape[2]
-    copy_(arrived.flatten(1, 2), place.view(place.shape[0], rows, *place.shape[3:]))
+    copy_(parts.flatten(1, 2), place.view(owners, batch * seqlen, *place.shape[3:]))

@@ -13,16 +13,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ringmark.comm.all_to_all import HeadExchange, by_owner
+from ringmark.comm.all_to_all import HeadExchange, by_owner, put_back, summed
 from ringmark.comm.copies import Copied, Copies, Leaving
 from ringmark.comm.driver import Place, has_whole_rows
 from ringmark.comm.mesh import OPEN_LANE, Axis, Lane, Mesh
 from ringmark.comm.parcel import Signature
 from ringmark.comm.slots import landing
-from ringmark.kernels.merge import copy_, wide
+from ringmark.kernels.merge import copy_
 
-# (tensor's index, member, where that tensor begins in the member's slot) -> what goes there, and its place
-Piece = Callable[[int, int, int], tuple[torch.Tensor, Place]]
+Pieces = Callable[[int], list[torch.Tensor]]  # what goes to a member, of every tensor
 
 
 class CopiedHeadExchange(HeadExchange):
@@ -41,15 +40,14 @@ class CopiedHeadExchange(HeadExchange):
         cuts = [by_owner(_of_whole_rows(tensor), size, span) for tensor, span in zip(tensors, spans)]
         # All ranks' rows one after the other: (B, ranks * S, heads, D).
         room = tuple(((cut.shape[1], size * cut.shape[2], *cut.shape[3:]), cut.dtype) for cut in cuts)
+        rows = [(cut.shape[2], cut[0, 0, 0].nbytes) for cut in cuts]
+        places = [Place(here * seqlen * row, row, size * seqlen * row) for seqlen, row in rows]
 
-        def piece(index: int, member: int, begin: int) -> tuple[torch.Tensor, Place]:
-            leaving = cuts[index][member * len(cuts[index]) // size]
-            seqlen, row = leaving.shape[1], _row_bytes(leaving)
-            return leaving, Place(begin + here * seqlen * row, row, size * seqlen * row)
+        def pieces(member: int) -> list[torch.Tensor]:
+            return [cut[member * len(cut) // size] for cut in cuts]
 
-        copied, landed = self._post(room, piece)
-        for index, tensor in enumerate(landed):
-            ours, _ = piece(index, here, 0)
+        copied, landed = self._post(room, pieces, places)
+        for tensor, ours in zip(landed, pieces(here)):
             torch.unflatten(tensor, 1, (size, -1))[:, here].copy_(ours)
         return Landed(copied, cuts, lambda: [tensor.clone() for tensor in landed])
 
@@ -64,36 +62,47 @@ class CopiedHeadExchange(HeadExchange):
             ((size // count, rows.shape[0], rows.shape[2], count * rows.shape[3], rows.shape[4]), rows.dtype)
             for rows, count in zip(by_rows, owners)
         )
+        # Which owner we are, and which of its copies.
+        mine = [divmod(here, size // count) for count in owners]
+        places = []
+        for rows, count, (owner, copy) in zip(by_rows, owners, mine):
+            batch, seqlen, part = rows.shape[0], rows.shape[2], rows[0, 0, 0].nbytes
+            row = count * part
+            places.append(Place(copy * batch * seqlen * row + owner * part, row, seqlen * row))
 
-        def piece(index: int, member: int, begin: int) -> tuple[torch.Tensor, Place]:
-            leaving = by_rows[index][:, member]
-            batch, seqlen = leaving.shape[:2]
-            part, (owner, copy) = _row_bytes(leaving), divmod(here, size // owners[index])
-            row = part * owners[index]
-            return leaving, Place(begin + copy * batch * seqlen * row + owner * part, row, seqlen * row)
+        def pieces(member: int) -> list[torch.Tensor]:
+            return [rows[:, member] for rows in by_rows]
 
-        copied, landed = self._post(room, piece)
-        for index, tensor in enumerate(landed):
-            ours, _ = piece(index, here, 0)
-            owner, copy = divmod(here, len(tensor))
-            torch.unflatten(tensor[copy], 2, (owners[index], -1))[:, :, owner].copy_(ours)
+        copied, landed = self._post(room, pieces, places)
+        for tensor, ours, count, (owner, copy) in zip(landed, pieces(here), owners, mine):
+            torch.unflatten(tensor[copy], 2, (count, -1))[:, :, owner].copy_(ours)
 
         def take_out() -> list[torch.Tensor]:
-            for tensor, span, target in zip(landed, spans, targets):
-                _put_back(tensor, target, size, span)
+            for tensor, count, span, target in zip(landed, owners, spans, targets):
+                rows = summed(tensor, 0)
+                if rows.shape == target.shape:
+                    copy_(rows, target)
+                else:
+                    put_back(torch.unflatten(rows, 2, (count, -1)).permute(2, 0, 1, 3, 4), target, span)
             return list(targets)
 
         return Landed(copied, by_rows, take_out)
 
-    def _post(self, room: Signature, piece: Piece) -> tuple[Copied, tuple[torch.Tensor, ...]]:
-        """Send every other member its piece of every tensor; the hop, and the slot that all land in."""
+    def _post(
+        self, room: Signature, pieces: Pieces, places: Sequence[Place]
+    ) -> tuple[Copied, tuple[torch.Tensor, ...]]:
+        """Send every other member its pieces, to the same `places` in the tensors of each one's slot.
+
+        Gives the hop, and the tensors of our own slot, in which all land.
+        """
         received, group, leaving = self.copies.slots.take(room), self.group, []
+        starts = landing(room, room)
         for step in range(1, group.size):
             target = (group.position + step) % group.size
-            memory = received.slot.addresses[target]
-            pieces = [piece(index, target, memory + begin) for index, begin in enumerate(landing(room, room))]
-            self.mesh.traffic.count(sum(tensor.nbytes for tensor, _ in pieces), same_node=True)
-            leaving.append(Leaving(target, pieces))
+            memory, tensors = received.slot.addresses[target], pieces(target)
+            there = [at._replace(address=memory + start + at.address) for start, at in zip(starts, places)]
+            self.mesh.traffic.count(sum(tensor.nbytes for tensor in tensors), same_node=True)
+            leaving.append(Leaving(target, list(zip(tensors, there))))
         sources = [(group.position - step) % group.size for step in range(1, group.size)]
         return self.copies.post(leaving, sources, received), received.tensors
 
@@ -117,19 +126,3 @@ class Landed:
 def _of_whole_rows(tensor: torch.Tensor) -> torch.Tensor:
     """As it lies, if every row lies side by side."""
     return tensor if has_whole_rows(tensor) else tensor.contiguous()
-
-
-def _row_bytes(tensor: torch.Tensor) -> int:
-    return tensor.nbytes // (tensor.shape[0] * tensor.shape[1])
-
-
-def _put_back(landed: torch.Tensor, target: torch.Tensor, ranks: int, span: slice) -> None:
-    """(copies, B, S, heads of the span of all owners, D) into (B, S, H, D), copies summed."""
-    rows = landed[0] if len(landed) == 1 else landed.sum(0, dtype=wide(landed.dtype))
-    if rows.shape == target.shape:
-        copy_(rows, target)
-        return
-    place = by_owner(target, ranks, span)
-    owners, batch, seqlen = place.shape[:3]
-    by_head = torch.unflatten(rows.flatten(0, 1), 1, (owners, -1)).transpose(0, 1)
-    copy_(by_head, place.view(owners, batch * seqlen, *place.shape[3:]))

@@ -101,19 +101,15 @@ def copy(stream: int, source: torch.Tensor, into: Place) -> None:
     (batch, height), size = source.shape[:2], source.element_size()
     width = source.nbytes // (batch * height)
     item, pitch = source.stride(0) * size, source.stride(1) * size
-    into_item, into_pitch = into.item or height * width, into.row or width
+    into_item = into.item or height * width
     for number in range(batch):
-        before, after = source.data_ptr() + number * item, into.address + number * into_item
-        if pitch == into_pitch == width:
-            _check(_driver().cuMemcpyAsync(after, before, height * width, stream))
-            continue
         job = _Copy2D(
             from_type=IN_DEVICE_MEMORY,
-            from_device=before,
+            from_device=source.data_ptr() + number * item,
             from_pitch=pitch,
             into_type=IN_DEVICE_MEMORY,
-            into_device=after,
-            into_pitch=into_pitch,
+            into_device=into.address + number * into_item,
+            into_pitch=into.row or width,
             width=width,
             height=height,
         )

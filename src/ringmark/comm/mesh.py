@@ -144,6 +144,11 @@ class Mesh:
             return tuple(j * self.gpus + gpu for j in range(self.nodes))
         return tuple(range(self.world_size))
 
+    def by_copy_engine(self, axis: Axis, lane: Lane) -> bool:
+        """Whether copy engines move what goes over an axis: where a lane asks for them, and they reach."""
+        members = self.members(axis)
+        return lane.copy_engine and len(members) > 1 and self.one_node(members)
+
     def group(self, axis: Axis, purpose: str, lane: Lane = OPEN_LANE) -> Group:
         """The group of an axis for one purpose; collective at the first call of each."""
         key = (axis, purpose, lane)

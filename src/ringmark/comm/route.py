@@ -131,11 +131,11 @@ class Route:
         for step in plan(self.outer.size, len(visits), len(pieces), homeward):
             blocks.arrived(step.block)
             posts = [(block, blocks.leaving(block)) for block in step.posts]
-            mark = next((ring.mark() for ring in (self.inner, self.outer) if ring.posts_late), None)
-            late = [block for block in step.posts if self.ring_of(block).posts_late]
-            for block, parcel in posts:
-                if block not in late:
-                    blocks.send(block, parcel)
+            late = [post for post in posts if self.ring_of(post[0]).posts_late]
+            mark = self.ring_of(late[0][0]).mark() if late else None
+            for post in posts:
+                if post not in late:
+                    blocks.send(*post)
             block, turns = step.block, visits[step.block.visit]
             sources = tuple(self.source(block.window, turn) for turn in turns)
             bounds: tuple[int, ...] = ()
@@ -144,9 +144,8 @@ class Route:
             arrived = blocks.arrived(block).tensors
             yield Stop(sources, block, turns, step.first, step.last, arrived, bounds)
             # The reader's kernel is on its way before the host takes its time over these.
-            for block, parcel in posts:
-                if block in late:
-                    blocks.send(block, parcel, mark)
+            for post in late:
+                blocks.send(*post, mark)
             blocks.done(step.block)
         self.pool.clear()
 
@@ -263,8 +262,7 @@ def _with_rows(tensors: Sequence[torch.Tensor], rows: int) -> Signature:
 
 def _ring(mesh: Mesh, axis: Axis, purpose: str, pool: Pool, lane: Lane) -> Ring:
     """The ring that a lane asks for; copy engines where they reach."""
-    members = mesh.members(axis)
-    if lane.copy_engine and len(members) > 1 and mesh.one_node(members):
+    if mesh.by_copy_engine(axis, lane):
         from ringmark.comm.copy_engine import CopyEngineRing
 
         return CopyEngineRing(mesh, axis, purpose, pool, lane)
