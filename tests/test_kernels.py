@@ -352,6 +352,30 @@ def test_cudnn_is_called_by_the_names_of_its_schema(monkeypatch, release, causal
         run(cudnn.KERNEL, problem, with_out=False)
 
 
+def test_cudnn_is_not_asked_where_its_backward_is_wrong(monkeypatch):
+    """dout or out over more elements than 32 bits count, or a view of one head in such a tensor."""
+    monkeypatch.setattr(
+        cudnn, "by_name", lambda *_, **named: [named[name] for name in ("query", "key", "value")]
+    )
+    row = 40 * 128
+    few = torch.empty(1, 256, 1, 128, device="meta")
+
+    def backward(dout, out):
+        lse = dout.new_empty(dout.shape[0], dout.shape[2], dout.shape[1])
+        return cudnn.KERNEL.backward(dout, out, few, few, lse, lse, 1.0, False, out=out)
+
+    fits = torch.empty(1, 2**31 // row, 40, 128, device="meta")
+    beyond = torch.empty(1, 2**31 // row + 2, 40, 128, device="meta")
+    backward(fits, fits)
+    for dout, out in (
+        (beyond, beyond),
+        (beyond[:, :, :1], torch.empty(beyond[:, :, :1].shape, device="meta")),
+        (torch.empty(beyond[:, :, :1].shape, device="meta"), beyond[:, :, :1]),
+    ):
+        with pytest.raises(UserError, match=r"\(419432 rows here\) span more than 2\*\*31 elements"):
+            backward(dout, out)
+
+
 @pytest.mark.parametrize("causal", CAUSAL)
 def test_sdpa_flash_is_called_in_the_order_of_its_schema(monkeypatch, causal):
     def forward(q, k, v, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, debug, *, scale):

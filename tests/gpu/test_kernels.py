@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 
 from ringmark import flops  # noqa: E402
 from ringmark.cell import Shape  # noqa: E402
+from ringmark.errors import UserError  # noqa: E402
 from ringmark.kernels import availability, load, merge, names, select  # noqa: E402
 from ringmark.kernels.reference import KERNEL as REFERENCE  # noqa: E402
 from ringmark.methods.base import row_dot  # noqa: E402
@@ -150,6 +151,49 @@ def test_delta_is_as_good_as_out(name):
     assert _errors(doubled[:1], want[:1])[0] > 0.1
 
 
+@pytest.mark.parametrize("long", ["queries", "keys"])
+@pytest.mark.parametrize("name", [name for name in names() if name != "reference"])
+def test_a_tensor_may_hold_more_elements_than_32_bits_count(name, long):
+    """2**31 elements of q, or of k, on one GPU: its last rows are those of each head alone."""
+    kernel = _kernel(name, 128, "bf16")
+    heads, few = 40, 256
+    many = 2**31 // (heads * 128) // 1024 * 1024 + 8192
+    needed = 8 * 2 * many * heads * 128  # the inputs and results of one side, and a float32 sum
+    if torch.cuda.mem_get_info()[0] < needed:
+        pytest.skip(f"it needs {needed >> 30} GiB of GPU memory")
+    torch.manual_seed(9)
+    sizes = (many, few) if long == "queries" else (few, many)
+    q, dout, k, v = (
+        torch.randn(1, size, heads, 128, dtype=torch.bfloat16, device=CUDA)
+        for size in (sizes[0], sizes[0], sizes[1], sizes[1])
+    )
+    if (name, long) == ("cudnn", "queries"):  # it gave a dq that was off by a fifth, and by all of it
+        with pytest.raises(UserError, match=r"span more than 2\*\*31 elements"):
+            _run(kernel, q, k, v, dout, 128**-0.5, False)
+        return
+    found = _run(kernel, q, k, v, dout, 128**-0.5, False)
+    errors = {}
+    for head in (slice(0, 1), slice(heads - 1, heads)):
+        views = [tensor[:, :, head] for tensor in (q, k, v, dout)]
+        want = _by_rows(_run(kernel, *(view.contiguous() for view in views), 128**-0.5, False))
+        for label, got in {
+            "all heads": [tensor[:, :, head] for tensor in _by_rows(found)],
+            "a view of one": _by_rows(_run(kernel, *views, 128**-0.5, False)),
+        }.items():
+            for key, one, other in zip(("out", "lse", "dq", "dk", "dv"), got, want):
+                last = slice(-4096, None)
+                [error] = _errors([one[:, last]], [other[:, last].double()])
+                errors[f"{key} of {label}, head {head.start}"] = error
+    REPORT["errors"][f"{name} 2**31 elements of {long}"] = errors
+    assert max(errors.values()) < 5e-3, {key: error for key, error in errors.items() if not error < 5e-3}
+
+
+def _by_rows(results):
+    """(out, lse, dq, dk, dv), all with their rows second."""
+    out, lse, *gradients = results
+    return [out, lse.transpose(1, 2), *gradients]
+
+
 def test_reference_is_float32_exact_on_gpu():
     """No TF32, whatever the process has allowed."""
     before = torch.get_float32_matmul_precision()
@@ -194,6 +238,35 @@ def test_merging_here_is_merging_on_the_cpu(dtype):
     slack = {torch.bfloat16: 1e-2, torch.float16: 2e-3}.get(dtype, 1e-5)
     for found, want in zip(merged(CUDA), merged("cpu")):
         torch.testing.assert_close(found, want, rtol=slack, atol=slack)
+
+
+def test_merging_more_elements_than_32_bits_count():
+    """Folds, sums and copies of 2**31 elements, and of one head of them: the last rows are right."""
+    heads = 40
+    many = 2**31 // (heads * 128) // 1024 * 1024 + 8192
+    needed = 16 * many * heads * 128
+    if torch.cuda.mem_get_info()[0] < needed:
+        pytest.skip(f"it needs {needed >> 30} GiB of GPU memory")
+    torch.manual_seed(10)
+    out = torch.randn(1, many, heads, 128, dtype=torch.bfloat16, device=CUDA)
+    acc, lse_acc = merge.accumulators(out)
+    for some in (slice(None), slice(heads - 1, heads)):
+        acc.fill_(1.0)
+        lse_acc.zero_()
+        lse = torch.randn(lse_acc.shape, device=CUDA)
+        last = slice(-4096, None)
+        want = [acc[:, last, some].clone(), lse_acc[:, some, last].clone()]
+        merge.fold_plain_(*want, out[:, last, some], lse[:, some, last])
+        merge.fold_(acc[:, :, some], lse_acc[:, some], out[:, :, some], lse[:, some])
+        torch.testing.assert_close(acc[:, last, some], want[0], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(lse_acc[:, some, last], want[1], rtol=1e-5, atol=1e-5)
+        merge.add_(acc[:, :, some], out[:, :, some])
+        want[0] += out[:, last, some]
+        torch.testing.assert_close(acc[:, last, some], want[0], rtol=1e-5, atol=1e-5)
+        into = torch.empty_like(out[:, :, some])
+        merge.copy_(out[:, :, some], into)
+        assert torch.equal(into[:, last], out[:, last, some])
+        del into
 
 
 def _time_ms(call, repeats=3):

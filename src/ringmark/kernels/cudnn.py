@@ -3,6 +3,9 @@
 The operator's arguments changed order and number between torch releases (2.4 has no attn_bias; from 2.5 the
 random state comes before the lengths), so they are handed over by the names in its own schema. It takes
 (B, H, S, D): views of what we hold, and what it returns keeps our order in memory. lse is (B, H, S, 1).
+
+Its backward counts the elements of dout in 32 bits where it makes delta: past them dq and dk are wrong, with
+no error. So it is not asked.
 """
 
 from __future__ import annotations
@@ -12,10 +15,12 @@ from typing import Any
 import torch
 
 from ringmark.cell import Shape
+from ringmark.errors import UserError
 from ringmark.kernels import _gpu
 
 FORWARD = "_scaled_dot_product_cudnn_attention"
 BACKWARD = "_scaled_dot_product_cudnn_attention_backward"
+REACH_MAX = 2**31
 
 
 class Cudnn:
@@ -69,6 +74,11 @@ class Cudnn:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if out is None:
             raise ValueError("cudnn needs out in its backward: it takes no delta")
+        if max(_reach(dout), _reach(out)) > REACH_MAX:
+            raise UserError(
+                f"the backward of cudnn is wrong where the queries of a GPU ({q.shape[1]} rows here) span "
+                "more than 2**31 elements: take another kernel, or more GPUs"
+            )
         state = torch.zeros((), dtype=torch.int64, device=q.device)
         gradients = by_name(
             BACKWARD,
@@ -91,6 +101,11 @@ class Cudnn:
         )
         dq, dk, dv = (gradient.transpose(1, 2).contiguous() for gradient in gradients)
         return dq, dk, dv
+
+
+def _reach(tensor: torch.Tensor) -> int:
+    """The elements from the first of a tensor to its last, those between the rows of a view included."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
 
 
 def by_name(operator: str, **values: Any) -> Any:
