@@ -17,6 +17,7 @@ import torch
 from ringmark.cell import Cell
 from ringmark.comm.mesh import Mesh
 from ringmark.kernels.base import Kernel
+from ringmark.peers import _cudnn_of_torch
 from ringmark.peers._peer import Peer, heads_misfit, version_of
 
 _VARIABLES = {
@@ -24,15 +25,6 @@ _VARIABLES = {
     "flash_attn": {"NVTE_FLASH_ATTN": "1", "NVTE_FUSED_ATTN": "0", "NVTE_UNFUSED_ATTN": "0"},
 }
 _selected_for: object | None = None  # the adapter that Transformer Engine's kept decision belongs to
-
-
-def _let_it_find_the_cudnn_of_torch() -> None:
-    """Left alone it loads the system's cuDNN, and torch refuses to work with another than its own."""
-    try:
-        import nvidia.cudnn
-    except ImportError:  # torch uses the system's too
-        return
-    os.environ.setdefault("CUDNN_HOME", next(iter(nvidia.cudnn.__path__)))
 
 
 class TransformerEngine(Peer):
@@ -49,7 +41,7 @@ class TransformerEngine(Peer):
 
     @classmethod
     def load(cls) -> Any:
-        _let_it_find_the_cudnn_of_torch()
+        _cudnn_of_torch.load()  # left alone it loads the system's, and torch refuses to work with it
         from transformer_engine.pytorch import DotProductAttention
 
         return DotProductAttention
