@@ -139,6 +139,25 @@ def test_the_bound_is_the_fastest_of_its_rows_each_the_median_of_its_repeats(tmp
     assert rows["ring"].bound_from == "run"
 
 
+def test_a_bound_that_was_asked_for_in_two_words_is_the_faster_of_the_two(tmp_path):
+    """auto took the kernel that others named: no two repeats of one bound, whose middle nobody measured."""
+    records = [
+        make_records.make(cell(method, kernel=asked), kernel="k", median_ms=ms, run_id="r1")
+        for method, times in (("single", (2.0, 4.0)), ("ring", (8.0, 8.0)))
+        for asked, ms in zip(("auto", "k"), times)
+    ]
+    folder = make_records.write_campaign(tmp_path / "c", records)
+    rows = collect.collect(campaign.find(str(folder))).rows
+    times = {(row.method, row.kernel_asked): row.median_ms for row in rows}
+    assert {row.bound_ms for row in rows} == {times["single", "auto"]}
+    assert {(row.method, row.kernel_asked): row.bound_from for row in rows} == {
+        ("single", "auto"): "run",
+        ("single", "k"): "run, kernel auto",
+        ("ring", "auto"): "run",
+        ("ring", "k"): "run, kernel auto",
+    }
+
+
 def test_a_corrupt_record_is_named_and_nothing_is_lost(made, capsys):
     main(["collect", str(made)])
     before = (made / "cells.csv").read_bytes()

@@ -616,6 +616,7 @@ def test_flags_and_small_samples_become_notes(tmp_path):
         ("stopped_by", "time_limit", "stopped by the time limit"),
         ("checks", 1, CHECKED_ONCE),
         ("bound_from", "campaign", OTHER_BOUND),
+        ("bound_from", "run, kernel auto", "the bound was asked for as kernel auto"),
         ("fraction_of_bound", 1.02, OUTRUN),
         ("ci_level", 0.94, "the interval covers 0.94, not 0.95"),
     ],

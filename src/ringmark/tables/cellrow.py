@@ -58,7 +58,7 @@ class CellRow:
     tflops_ci_high: float | None
     bound_ms: float | None
     fraction_of_bound: float | None
-    bound_from: str | None  # "run": a `single` record of the same run; "campaign": of another, of one program
+    bound_from: str | None  # "run": `single` in the same run; "campaign": another, of one program (bound.py)
     pipelined_median_ms: float | None
     pipelined_ci_low_ms: float | None
     pipelined_ci_high_ms: float | None

@@ -161,7 +161,7 @@ def _notes(group: Group, phase: str, p: Point, most: str | None, with_fraction: 
 
 def _without_the_bound(told: Sequence[str]) -> list[str]:
     """Notes for a table that has no fractions."""
-    return [note for note in told if note not in OF_THE_BOUND]
+    return [note for note in told if not note.startswith(OF_THE_BOUND)]
 
 
 def _program_notes(group: Group, p: Point) -> list[str]:

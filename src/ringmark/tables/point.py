@@ -32,7 +32,8 @@ ENOUGH_LAUNCHES = 3
 OUTRUN = "above 1: faster than the bound, which is the kernel alone in larger calls"
 CHECKED_ONCE = "the answer was checked before the timing and not again after it"
 OTHER_BOUND = "the bound is from another run of this campaign"
-OF_THE_BOUND = (OUTRUN, OTHER_BOUND)  # what only a fraction needs
+BOUND_ASKED = "the bound was asked for as"
+OF_THE_BOUND = (OUTRUN, OTHER_BOUND, BOUND_ASKED)  # how notes begin that only a fraction needs
 APART = "the repeats differ by more than their intervals"
 OTHER_RUNS = "forward, and forward + backward, are from different runs"
 APART_FROM_COLUMN = "measured in another run than most of its column"
@@ -134,8 +135,11 @@ def _notes(passed: Sequence[CellRow], others: Sequence[CellRow]) -> list[str]:
             notes.append("stopped by the time limit before the interval was as narrow as asked")
         if row.checks < 2:
             notes.append(CHECKED_ONCE)
-        if row.bound_from == "campaign":
+        measured, _, asked = (row.bound_from or "").partition(", ")
+        if measured == "campaign":
             notes.append(OTHER_BOUND)
+        if asked:
+            notes.append(f"{BOUND_ASKED} {asked}, which ran the same one and was faster")
         if row.fraction_of_bound is not None and row.fraction_of_bound > CLEAR_LEAD:
             notes.append(OUTRUN)
     return list(dict.fromkeys(notes))
