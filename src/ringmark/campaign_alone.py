@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 
-from ringmark import catalog, flags, flops, stats, tolerance
-from ringmark.campaign_together import dicts
-from ringmark.cell import BOUND, DTYPE_BYTES, Cell
-from ringmark.record import Check, Record, Series, Status, TensorError
+from ringmark import catalog, flags, flops, stats
+from ringmark.campaign_alike import dicts
+from ringmark.campaign_answer import answer, differs, rows
+from ringmark.cell import DTYPE_BYTES, Cell
+from ringmark.record import Record, Series, Status
 
-_SAME = 1e-9  # a number made again from the same samples by the same formula
 _PROFILE_PARTS = ("compute_busy", "exposed_comm", "idle", "span", "comm_busy")
 _SHORTEST_PROFILE = 0.5  # of the median: a profiler slows down, and one iteration varies
 
@@ -28,7 +29,7 @@ def timing(one: Record) -> Iterator[str]:
     cell = one.cell
     total = flops.cell_flops(cell)
     rate = flops.tflops_per_gpu(total, one.timing.headline.summary.median, cell.world_size)
-    yield from _differs("tflops_per_gpu", one.timing.tflops_per_gpu, rate)
+    yield from differs("tflops_per_gpu", one.timing.tflops_per_gpu, rate)
     for name in ("first_call_ms", "floor_ms"):
         value = getattr(one.timing, name)
         if not (math.isfinite(value) and value >= 0):
@@ -46,9 +47,9 @@ def _series(one: Record, series: Series) -> Iterator[str]:
         return
     again = stats.summarize(stats.slowest_per_iteration(rows))
     for name in ("median", "ci_low", "ci_high", "ci_level", "p5", "p95"):
-        yield from _differs(name, getattr(series.summary, name), getattr(again, name))
+        yield from differs(name, getattr(series.summary, name), getattr(again, name))
     apart = stats.clock_disagreement(rows, walls)
-    yield from _differs("clock_disagreement", series.clock_disagreement, apart[0])
+    yield from differs("clock_disagreement", series.clock_disagreement, apart[0])
     yield from _flagged(series, [*flags.of_clocks(*apart), *_machine(one)])
     n, within = again.n, stats.known_within(again, asked.ci_target)
     if n > asked.max_iterations or (n < asked.min_iterations and series.stopped_by != "time_limit"):
@@ -84,107 +85,6 @@ def peak(one: Record) -> Iterator[str]:
         )
 
 
-def answer(one: Record) -> Iterator[str]:
-    """Every result was checked, and against something: a sane kernel's own error says what is allowed."""
-    if one.check is None:
-        return
-    yield from _checked(one, one.check)
-    if one.check.again is not None:
-        again = one.check.again
-        for sentence in (
-            *_checked(one, again),
-            *_balanced(one, again),
-            *_alike(one, again),
-            *_timed(one, again),
-        ):
-            yield f"again: {sentence}"
-
-
-def _checked(one: Record, found: Check) -> Iterator[str]:
-    wanted = {"out"} if one.cell.phase == "fwd" else {"out", "dq", "dk", "dv"}
-    if set(found.errors) != wanted:
-        yield f"the check has {sorted(found.errors)}, the phase needs {sorted(wanted)}"
-    for name, error in found.errors.items():
-        yield from _in_the_world(one, name, error.worst_rank)
-        yield from _graded(one, name, error)
-
-
-def _balanced(one: Record, found: Check) -> Iterator[str]:
-    wanted = set(tolerance.BALANCES) if one.cell.phase == "fwd_bwd" else set()
-    if set(found.balance) != wanted:
-        yield f"the sums are {sorted(found.balance)}, the phase needs {sorted(wanted)}"
-    for name, sums in found.balance.items():
-        sides = [
-            found.errors[side].allowed for side in tolerance.BALANCES.get(name, ()) if side in found.errors
-        ]
-        due = tolerance.balance_allowed(*sides)
-        yield from _held(name, "gap", sums.gap, sums.allowed, due, "its sides give")
-
-
-def _alike(one: Record, found: Check) -> Iterator[str]:
-    """Every row, where all keys weigh alike; records of an earlier ringmark have none of it."""
-    if found.uniform is None:
-        return
-    due = tolerance.uniform_allowed(one.cell.shape.dtype)
-    alike = found.uniform
-    yield from _held("uniform", "error", alike.error, alike.allowed, due, "the dtype gives")
-    yield from _in_the_world(one, "uniform", alike.worst_rank)
-
-
-def _timed(one: Record, found: Check) -> Iterator[str]:
-    """What the last timed iteration left; as old as the look at every row."""
-    assert one.check is not None
-    due = one.cell.phase == "fwd_bwd" and found.uniform is not None
-    if (found.timed is not None) != due:
-        yield f"what the timed iterations left is {'missing' if due else 'there, and there is no such thing'}"
-    if found.timed is None:
-        return
-    sides = [error.allowed for name, error in one.check.errors.items() if name != "out"]
-    again = tolerance.timed_allowed(*sides)
-    yield from _held("timed", "gap", found.timed.gap, found.timed.allowed, again, "the gradients give")
-
-
-def _held(name: str, what: str, value: float, allowed: float, due: float, source: str) -> Iterator[str]:
-    """Something that may be so large at most: as large as it is due, and no less than nothing."""
-    yield from _differs(f"{name}: allowed", allowed, due, source)
-    if not value >= 0:
-        yield f"{name}: {what} is {value}: it is not negative"
-
-
-def _in_the_world(one: Record, name: str, worst_rank: int) -> Iterator[str]:
-    if not 0 <= worst_rank < one.cell.world_size:
-        yield f"{name}: worst rank {worst_rank} is not in a world of {one.cell.world_size}"
-
-
-def _graded(one: Record, name: str, error: TensorError) -> Iterator[str]:
-    shape, world_size, own = one.cell.shape, one.cell.world_size, error.kernel_relative_error
-    queries, keys = rows(one.cell)
-    by_rows = name in ("out", "dq")
-    total = world_size * (queries if by_rows else keys)
-    looked_at = world_size * tolerance.rows_checked(queries, world_size) if by_rows else total
-    if (error.rows_checked, error.rows_total) != (looked_at, total):
-        told = f"{error.rows_checked} of {error.rows_total} rows checked"
-        yield f"{name}: {told}, the check takes {looked_at} of {total}"
-    again = tolerance.allowed(own, shape.dtype, max(1, total))
-    yield from _differs(f"{name}: allowed", error.allowed, again, "the kernel's own error gives", nothing=0)
-    if not error.relative_error >= 0:
-        yield f"{name}: relative_error is {error.relative_error}: an error is not negative"
-    if one.status is Status.PASSED and not tolerance.kernel_is_sane(own, shape.dtype, max(1, total)):
-        most = tolerance.own_max(shape.dtype, max(1, total))
-        yield (
-            f"{name}: the kernel alone is off by {own:.2e}, rounding explains {most:.2e} at most: "
-            "a broken kernel is no measure"
-        )
-
-
-def rows(cell: Cell) -> tuple[int, int]:
-    """How many rows of q and how many keys a rank has; on N ranks the bound has a problem on each."""
-    seqlen = cell.seqlen_global // cell.world_size
-    if cell.method != BOUND or cell.world_size == 1:
-        return seqlen, seqlen
-    return seqlen, max(1, cell.seqlen_global // 2) if cell.shape.causal else cell.seqlen_global
-
-
 def memory(one: Record) -> Iterator[str]:
     """The peak is the highest rank's, the inputs are the cell's, and what is above them follows.
 
@@ -195,14 +95,14 @@ def memory(one: Record) -> Iterator[str]:
         return
     found, ranks = one.memory, one.memory.per_rank_peak_mib
     inputs, results = inputs_and_results_mib(one.cell)
-    yield from _differs("inputs_mib", found.inputs_mib, inputs, "the cell's tensors are")
+    yield from differs("inputs_mib", found.inputs_mib, inputs, "the cell's tensors are")
     if len(ranks) != one.cell.world_size:
         yield f"memory has {len(ranks)} ranks of {one.cell.world_size}"
     elif found.peak_mib != max(ranks):
         yield f"peak_mib is {found.peak_mib}, its ranks' highest is {max(ranks)}"
     above, most = found.peak_above_inputs_mib, found.peak_mib - found.inputs_mib
     if found.source == "cuda_allocator":
-        yield from _differs("peak_above_inputs_mib", above, most, "the peak without the inputs is")
+        yield from differs("peak_above_inputs_mib", above, most, "the peak without the inputs is")
         if min(ranks, default=0.0) < inputs + results:
             yield f"a rank's peak is {min(ranks)} MiB: its inputs and results alone are {inputs + results}"
     elif not 0 <= above <= (most if found.peak_mib else 0.0):  # no peak: a system without /proc
@@ -228,16 +128,25 @@ def names(one: Record) -> Iterator[str]:
         yield f"{one.cell.method} is somebody else's, and the record says that ringmark's own code ran"
     if not ours and one.cell.method in catalog.native_names():
         yield f"{one.cell.method} is ringmark's own, and the record says that {one.ran.implementation} ran"
+    yield from _told(one, ours)
     asked = one.cell.kernel
     if asked != "auto" and one.ran.implementation == "ringmark" and one.ran.kernel != asked:
         yield f"kernel {one.ran.kernel} ran, {asked} was asked for"
 
 
-def _differs(
-    name: str, written: float, again: float, source: str = "the samples give", nothing: float = 1e-12
-) -> Iterator[str]:
-    if not math.isclose(written, again, rel_tol=_SAME, abs_tol=nothing):
-        yield f"{name} is {written:.9g}, {source} {again:.9g}"
+def _told(one: Record, ours: bool) -> Iterator[str]:
+    """What no other number follows from, and is no number, or no time, all the same."""
+    assert one.ran is not None
+    for name in ("bytes_sent_intra", "bytes_sent_inter"):
+        sent = getattr(one.ran, name)
+        if sent is None and ours and one.status is Status.PASSED:
+            yield f"{name} is missing: what ringmark's own methods send is counted"
+        if sent is not None and sent < 0:
+            yield f"{name} is {sent}: it is not negative"
+    try:
+        datetime.fromisoformat(one.ran.started_at)
+    except ValueError:
+        yield f"started_at is {one.ran.started_at!r}: that is no date with a time"
 
 
 def machine(one: Record) -> Iterator[str]:

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ringmark import flops, state, stats
+from ringmark.campaign_alike import Finding, Named, one_table_one_way, own_kernel
 from ringmark.cell import BOUND
 from ringmark.record import Record, Status
 
 NO_BOUND = "its bound (method single, same kernel) is not measured"
 _FASTER_THAN_BOUND = 1.05
-Named = Sequence[tuple[str, Record]]  # a record's path under its campaign's folder, and the record
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something that is not as it must be (a problem), or that a reader should know (a note), and where."""
-
-    where: str
-    sentence: str
-    is_problem: bool = True
-
-    def __str__(self) -> str:
-        return f"{'' if self.is_problem else 'note: '}{self.where}: {self.sentence}"
 
 
 def forward_is_shorter(found: Named) -> Iterator[Finding]:
@@ -117,91 +102,19 @@ def duplicates(found: Named) -> Iterator[Finding]:
             seen.setdefault(key, where)
 
 
-def one_table_one_way(found: Named) -> Iterator[Finding]:
-    """What stands in one closed table was measured alike: kernel, device, environment, protocol, inputs."""
-    groups: dict[tuple[Any, ...], list[tuple[str, Record]]] = defaultdict(list)
+def one_campaign(found: Named) -> Iterator[Finding]:
+    """All records say that they are of one campaign, and no two methods stand under one label."""
+    most = Counter(one.campaign for _, one in found).most_common(1)
+    labels: dict[str, tuple[str, str]] = {}
     for where, one in found:
-        if one.ran is not None and one.status is Status.PASSED:
-            groups[(one.cell.shape, one.cell.mesh, one.cell.kernel)].append((where, one))
-    for group in groups.values():
-        libraries = sorted({name for _, one in group for name in _libraries(one)})
-        same: dict[str, Callable[[Record], Any]] = dict(SAME_IN_A_TABLE)
-        same |= {f"the version of {name}": partial(_version, name) for name in libraries}
-        for name, of in same.items():
-            values: dict[str, str] = {}
-            for where, one in group:
-                value = of(one)
-                if value is not None:
-                    values.setdefault(json.dumps(value, sort_keys=True, default=str), where)
-            if len(values) > 1:
-                (first, there), (other, here) = list(values.items())[:2]
-                sentence = f"{name} is {_shown(other, first)}, in {there} it is {_shown(first, other)}"
-                yield Finding(here, f"{sentence}: one table, one way of measuring")
-
-
-def _own_kernel(one: Record) -> Any:
-    """Our methods share the kernel; a peer brings its own, and the table says so."""
-    if one.ran is None or one.ran.implementation != "ringmark":
-        return None
-    return (one.ran.kernel, one.ran.kernel_version, one.ran.deterministic)
-
-
-def _asked(one: Record) -> Any:
-    asked = one.asked
-    return {**vars(asked), "repeat": None, "protocols": sorted(asked.protocols), "profile": None}
-
-
-LASTING_OF_A_GPU = (
-    *("name", "power_limit_w", "clock_sm_max_mhz", "clock_memory_max_mhz", "clock_sm_application_mhz"),
-    *("ecc_mode", "mig_mode"),
-)
-
-
-def _lasting(environment: Mapping[str, Any]) -> Any:
-    """What makes two environments different: hardware and software, not which of equal nodes it was."""
-    nodes = []
-    for node in dicts(environment.get("nodes")):
-        kept = {name: node.get(name) for name in ("cpu", "python", "driver", "cuda", "cudnn")}
-        kept["variables"], kept["nccl_runtime"] = node.get("variables"), node.get("nccl_runtime")
-        gpus = dicts([rank.get("gpu") for rank in dicts(node.get("ranks"))])
-        kept["gpus"] = [[gpu.get(name) for name in LASTING_OF_A_GPU] for gpu in gpus]
-        nodes.append(kept)
-    return {"nodes": nodes, "image_digest": environment.get("image_digest")}
-
-
-def _libraries(one: Record) -> set[str]:
-    return {name for node in dicts(one.environment.get("nodes")) for name in _libraries_of(node)}
-
-
-def _version(library: str, one: Record) -> Any:
-    """A library's version on every node, or None where one lacks it: no record can have used it there."""
-    found = [_libraries_of(node).get(library) for node in dicts(one.environment.get("nodes"))]
-    return found if found and None not in found else None
-
-
-def _libraries_of(node: Mapping[str, Any]) -> dict[str, Any]:
-    (libraries,) = dicts([node.get("libraries")])
-    return libraries
-
-
-def dicts(found: Any) -> list[dict[str, Any]]:
-    """A list of mappings, whatever a record says in its place: what is none is an empty one."""
-    return [one if isinstance(one, dict) else {} for one in found] if isinstance(found, list) else []
-
-
-SAME_IN_A_TABLE: dict[str, Callable[[Record], Any]] = {
-    "the kernel": _own_kernel,
-    "the device": lambda one: one.ran.device if one.ran else None,
-    "the environment": lambda one: _lasting(one.environment) if one.environment else None,
-    "what was asked": _asked,
-}
-
-
-def _shown(text: str, other: str, most: int = 60) -> str:
-    """The part of a value in which it differs from another one."""
-    start = next((i for i, (a, b) in enumerate(zip(text, other)) if a != b), min(len(text), len(other)))
-    start = max(0, start - 20)
-    return ("..." if start else "") + text[start : start + most] + ("..." if len(text) > start + most else "")
+        if one.campaign != most[0][0]:
+            yield Finding(where, f"is of the campaign {one.campaign!r}, the others are of {most[0][0]!r}")
+        if one.ran is None:
+            continue
+        method, there = labels.setdefault(one.ran.label, (one.cell.method, where))
+        if method != one.cell.method:
+            sentence = f"{one.cell.method} calls itself {one.ran.label!r}, as {method} does in {there}"
+            yield Finding(where, f"{sentence}: nobody could tell them apart")
 
 
 def program(found: Named) -> Iterator[Finding]:
@@ -273,7 +186,7 @@ def bounds(found: Named) -> Iterator[Finding]:
             known, by = alone[_problem(one)], _state(one)
             known[by] = min(_summary(one).median, known.get(by, math.inf))
     for where, one in found:
-        if one.timing is None or one.cell.method == BOUND or _own_kernel(one) is None:
+        if one.timing is None or one.cell.method == BOUND or own_kernel(one) is None:
             continue
         known, time_ms = alone.get(_problem(one), {}), _summary(one).median
         bound = known.get(_state(one))
@@ -303,6 +216,7 @@ TOGETHER: tuple[Callable[[Named], Iterable[Finding]], ...] = (
     forward_is_shorter,
     backward_within_peak,
     duplicates,
+    one_campaign,
     one_table_one_way,
     program,
     checked_less,

@@ -315,4 +315,7 @@ def read(path: Path) -> Record:
 
 
 def from_json(data: Mapping[str, Any], where: str) -> Record:
-    return schema.load(Record, data, where)
+    found = schema.load(Record, data, where)
+    if "schema" not in data:
+        raise UserError(f"{where} lacks the key 'schema': what it was written by is not known")
+    return found

@@ -19,8 +19,8 @@ from typing import Any
 
 from ringmark import campaign_check
 from ringmark import record as records
+from ringmark.campaign_alike import Finding
 from ringmark.campaign_refused import refuse
-from ringmark.campaign_together import Finding
 from ringmark.errors import UserError
 from ringmark.record import Record
 from ringmark.tables.bound import join_bounds
