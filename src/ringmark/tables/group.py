@@ -14,7 +14,7 @@ from functools import cached_property
 from ringmark import catalog
 from ringmark.cell import BOUND
 from ringmark.tables.cellrow import CellRow
-from ringmark.tables.point import CLEAR_LEAD, WRONG, Point, backward, point
+from ringmark.tables.point import WRONG, Point, backward, point
 
 Place = tuple[str, int]  # phase, seqlen_global
 PHASE_TITLES = {"fwd_bwd": "forward + backward", "fwd": "forward", "bwd": "backward, derived"}
@@ -246,7 +246,9 @@ def _best(place: Place, found: Sequence[tuple[Line, Group]]) -> Point:
         return replace(first, notes=tuple(told))
     fastest = min(timed, key=lambda one: one[0])
     as_it_comes = [one for one in timed if one[2].row == one[2].method and not one[2].is_bound]
-    level = [one for one in as_it_comes if one[0] <= fastest[0] * CLEAR_LEAD]
+    level = [
+        one for one in as_it_comes if one[0] <= fastest[0] * max(one[1].clear_lead, fastest[1].clear_lead)
+    ]
     _, best, line, kernel = min(level or [fastest], key=lambda one: one[0])
     failed = [f"{_taken(*one)}: {one[0].status}" for one in there if one[0].time_ms is None]
     return replace(best, taken=(_taken(best, line, kernel), *failed))

@@ -162,7 +162,7 @@ def _kind(group: Group) -> str:
     ran = ", ".join(f"{kernel} ({'; '.join(found)})" for kernel, found in group.kernels_ran.items()) or "none"
     if group.open:
         kernel = "the fastest kernel it was tried with"
-        taken = f"with {kernel}, and with options where they make it more than 1% faster"
+        taken = f"with {kernel}, and with options where they make it faster by what bold asks for"
         return f"Open: each method {taken}, named in the notes. What ran: {ran}."
     if group.closed:
         return f"Closed: every row ran the kernel {ran}, on one kind of device."
