@@ -9,7 +9,7 @@ import pytest
 
 import make_records
 from ringmark.cell import Cell, MeshShape
-from ringmark.tables import campaign, collect, comparison, markdown
+from ringmark.tables import campaign, collect, comparison, facts, markdown
 from ringmark.tables.cellrow import CellRow
 from ringmark.tables.group import Group, Line
 from ringmark.tables.point import OTHER_BOUND, Point, Span
@@ -162,3 +162,11 @@ def test_ratios(made: Group) -> None:
     assert comparison.speedups(made, "fwd", ["te_p2p"]) is None, "nothing to hold them against"
     alone = replace(made, lines=(made.lines[1], made.lines[3]))
     assert comparison.speedups(alone, "fwd", ["ring"]) is None, "the bound does not compete"
+
+
+def test_the_bound_moves_nothing_whatever_joined_its_ranks(tmp_path: Path) -> None:
+    cells = [Cell(name, 512, make_records.SMALL, "fwd", MeshShape(2, 2)) for name in ("single", "ring")]
+    folder = make_records.write_campaign(tmp_path, [make_records.make(one) for one in cells])
+    header, rows = facts.what_ran(collect.collect(campaign.find(str(folder))).rows)
+    at = header.index("transport")
+    assert {row[0]: row[at] for row in rows} == {"single": "nothing moves", "ring": "send_recv"}

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ringmark import campaign_check
+from ringmark.cell import BOUND
 from ringmark.errors import UserError
 from ringmark.tables.cellrow import CellRow, program_of
 from ringmark.tables.collect import Collected
@@ -130,7 +131,8 @@ def what_ran(rows: Iterable[CellRow]) -> tuple[tuple[str, ...], list[list[str]]]
             continue
         kernel = f"{row.kernel_ran} {row.kernel_version or ''}".strip()
         flags = (_yes_no(row.opt_bwd), _yes_no(row.deterministic))
-        ran = (row.row, row.implementation or "", kernel, row.layout or "", row.transport or "", *flags)
+        transport = "nothing moves" if row.method == BOUND else row.transport or ""
+        ran = (row.row, row.implementation or "", kernel, row.layout or "", transport, *flags)
         settings = json.loads(row.settings or "{}")
         if settings not in seen.setdefault(ran, []):
             seen[ran].append(settings)
