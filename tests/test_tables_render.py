@@ -829,3 +829,5 @@ def test_figures_for_prose_exist_for_every_cell_and_hold_words_where_there_is_no
     for found in make_records.grid():
         assert f"ringmark@{found.cell.key}@tflops}}" in text
     assert re.search(r"zigzag/[^}]*@ms\}\{timeout\}", text)
+    assert re.search(r"zigzag/[^}]*@notes\}\{timeout: \w", text)
+    assert re.search(r"burst/[^}]*@notes\}\{none\}", text)

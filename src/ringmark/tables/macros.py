@@ -1,7 +1,7 @@
 r"""Numbers for prose in LaTeX: \ringmark{CELL KEY}{FIGURE} prints what the records say, or is an error.
 
 The key is the cell's own, as in the paths of its records; the figures are ms, ms-low, ms-high, tflops,
-tflops-low, tflops-high, of-bound and mib.
+tflops-low, tflops-high, of-bound and mib, and notes is what a table says beside them.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def _figures(point: Point) -> Iterable[tuple[str, str]]:
     yield "of-bound", fixed(point.fraction, 3) if point.fraction is not None else _why(point, "no bound")
     mib = point.memory_peak_mib
     yield "mib", plain(mib) if mib is not None else _why(point, "not measured")
+    yield "notes", "; ".join(point.told) or "none"
 
 
 def _why(point: Point, otherwise: str) -> str:
