@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 from unittest import mock
 
 import pytest
@@ -17,13 +18,14 @@ import exact
 from ringmark import kernels, methods
 from ringmark.comm import driver, symmetric
 from ringmark.comm.homeward import homeward
-from ringmark.comm.mesh import Mesh
+from ringmark.comm.mesh import OPEN_LANE, Group, Lane, Mesh
 from ringmark.comm.parcel import Parcel, Pool, Signature, rows_of, signature
 from ringmark.comm.plan import Block, Step, order, plan
 from ringmark.comm.ring import Delivery, Hop, Ring
 from ringmark.comm.route import Route, visits_of
 from ringmark.comm.slots import SlotPool, landing
 from ringmark.comm.symmetric import Slot
+from ringmark.comm.tracks import Track, Tracks
 from ringmark.errors import UserError
 from world import WorldError, run_world
 
@@ -96,6 +98,7 @@ def test_the_outer_hops_of_the_first_window_are_posted_at_once_and_waited_piece_
     steps = plan(2, 4, 3)
     outer = [block for block in steps[0].posts if block.visit == 0]
     assert outer == [Block(1, piece, 0) for piece in range(3)]
+    assert steps[0].posts == (*outer, Block(0, 0, 1)), "the slow link has its work first"
     assert [step.block for step in steps[12:]] == [
         Block(1, piece, turn) for piece in range(3) for turn in range(4)
     ]
@@ -198,6 +201,71 @@ def test_slots_are_taken_in_an_order_that_every_rank_repeats() -> None:
     assert pool.take(exact).slot is third.slot, "one of just its size is taken"
 
 
+# Tracks
+
+
+def test_tracks_take_turns_and_share_nothing() -> None:
+    tracks, walked, groups = Tracks(Mesh(1, 1, 0, CPU), OPEN_LANE), [], set()
+
+    def walk(track: Track, pieces: list[str]) -> Iterator[None]:
+        assert track.stream is None
+        groups.update(id(ring.group) for way in (track.blocks, track.sums) for ring in (way.inner, way.outer))
+        for piece in pieces:
+            walked.append(("first" if track is tracks.first else "second", piece))
+            yield
+
+    tracks.weave(1, "ab", walk)
+    assert walked == [("first", "a"), ("first", "b")]
+    assert len(groups) == 4
+    walked.clear()
+    tracks.weave(2, "abcde", walk)
+    assert walked == [("second" if piece in "bd" else "first", piece) for piece in "abcde"]
+    assert len(groups) == 8
+    walked.clear()
+    tracks.weave(1, "ab", walk)
+    assert walked == [("first", "a"), ("first", "b")], "a second track that is there may have nothing to do"
+
+
+class NotedStream:
+    """A stream that writes down what it waits for; `now` is the one that work goes to."""
+
+    now = "the caller's"
+    done: ClassVar[list[str]] = []
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.name = "its own" if device else self.now
+
+    def wait_stream(self, other: NotedStream) -> None:
+        self.done.append(f"{self.name} waits for {other.name}")
+
+    @classmethod
+    @contextlib.contextmanager
+    def on(cls, stream: NotedStream) -> Iterator[None]:
+        with mock.patch.object(cls, "now", stream.name):
+            yield
+
+
+def test_a_second_track_begins_after_the_callers_work_and_the_caller_goes_on_after_it() -> None:
+    def walk(track: Track, pieces: list[str]) -> Iterator[None]:
+        for piece in pieces:
+            NotedStream.done.append(f"{piece} on {NotedStream.now}")
+            yield
+
+    with (
+        mock.patch("torch.cuda.Stream", NotedStream),
+        mock.patch("torch.cuda.current_stream", NotedStream),
+        mock.patch("torch.cuda.stream", NotedStream.on),
+    ):
+        Tracks(Mesh(1, 1, 0, torch.device("cuda", 0)), OPEN_LANE).weave(2, "abc", walk)
+    assert NotedStream.done == [
+        *["its own waits for the caller's", "a on the caller's", "b on its own", "c on the caller's"],
+        "the caller's waits for its own",
+    ]
+
+
+# Copy engines
+
+
 def test_without_cuda_there_is_no_copy_engine() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
@@ -205,6 +273,87 @@ def test_without_cuda_there_is_no_copy_engine() -> None:
         "the copy_engine transport needs CUDA devices"
     )
     assert methods.load("burst")().unavailable() is None
+
+
+def test_copy_engines_say_what_a_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(driver, "unavailable", lambda: "no such call")
+    assert symmetric.unavailable() == "no such call"
+    monkeypatch.delattr("torch.distributed._symmetric_memory.rendezvous")
+    assert "too old" in (symmetric.unavailable() or "")
+
+
+@pytest.mark.parametrize(
+    ("transport", "suits", "chosen"),
+    [
+        ("copy_engine", False, True),  # asked for: where there is none it fails, and says why
+        ("send_recv", True, False),
+        ("auto", True, True),
+        ("auto", False, False),
+    ],
+)
+def test_a_transport_that_is_asked_for_is_taken(transport: str, suits: bool, chosen: bool) -> None:
+    with mock.patch.object(symmetric, "suits", return_value=suits):
+        assert symmetric.chosen(transport, Mesh(1, 1, 0, CPU)) is chosen
+
+
+def test_a_mesh_tries_copy_engines_once_whatever_the_view() -> None:
+    mesh = Mesh(1, 4, 0, torch.device("cuda", 0))
+    with mock.patch.object(symmetric, "found_out", return_value=True) as found_out:
+        assert [symmetric.suits(one) for one in (mesh.view(2, 2), mesh, mesh.view(4, 1))] == [True] * 3
+        assert not symmetric.suits(Mesh(1, 4, 0, CPU))
+    found_out.assert_called_once_with(mesh)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "closed", "reason", "within"),
+    [
+        (4, 4, set(), None, True),
+        (4, 8, set(), None, True),
+        (4, 4, {3}, None, False),
+        (4, 1, set(), None, False),  # each rank sees its own GPU alone
+        (1, 1, set(), None, True),
+        (4, 4, set(), "the driver is too old", False),
+    ],
+)
+def test_gpus_are_within_reach_if_they_see_each_other(
+    gpus: int, visible: int, closed: set[int], reason: str | None, within: bool
+) -> None:
+    def sees(here: int, other: int) -> bool:
+        assert here == 0 != other, "a GPU is not asked whether it sees itself"
+        return other not in closed
+
+    with (
+        mock.patch.object(symmetric, "unavailable", return_value=reason),
+        mock.patch("torch.cuda.device_count", return_value=visible),
+        mock.patch("torch.cuda.can_device_access_peer", sees),
+    ):
+        assert symmetric._within_reach(Mesh(1, gpus, 0, torch.device("cuda", 0))) is within
+
+
+@pytest.mark.parametrize("knows", ["get_remote_tensor", "get_buffer"])  # newer and older handles
+def test_a_slot_is_the_memory_of_every_member_and_counted_while_it_lives(knows: str) -> None:
+    others = [torch.zeros(64, dtype=torch.uint8) for _ in range(3)]
+    handle = mock.Mock(spec=[knows])
+    getattr(handle, knows).side_effect = lambda place, shape, dtype: others[place]
+
+    def meet(ours: torch.Tensor, group: Any) -> Any:  # a Mock would keep ours alive
+        return handle
+
+    shared = "torch.distributed._symmetric_memory"
+    group, before = Group((0, 1, 2), 1, mock.Mock()), symmetric.allocated_bytes()
+    with mock.patch(f"{shared}.empty", lambda *size, dtype, device: torch.empty(size, dtype=dtype)):
+        with mock.patch(f"{shared}.rendezvous", meet):
+            slot = symmetric.make_slot(group, CPU, 64)
+        assert slot.addresses == [others[0].data_ptr(), slot.ours.data_ptr(), others[2].data_ptr()]
+        assert symmetric.allocated_bytes() == before + 64
+        del slot
+        assert symmetric.allocated_bytes() == before
+        with (
+            mock.patch(f"{shared}.rendezvous", side_effect=RuntimeError("not permitted")),
+            pytest.raises(RuntimeError, match="take transport=send_recv: not permitted"),
+        ):
+            symmetric.make_slot(group, CPU, 64)
 
 
 # Real ranks
@@ -262,12 +411,17 @@ def check_rings(mesh: Mesh) -> dict[str, object]:
     assert torch.equal(got_halves.tensors[0], number(before) / 2)
     assert int(got_halves.tensors[1]) == before
     assert first.group.process_group is not second.group.process_group or mesh.world_size == 1
-    return {"sent": mesh.traffic.intra + mesh.traffic.inter}
+    sent = mesh.traffic.intra + mesh.traffic.inter
+    whole, view = torch.zeros(2, 6, 4), number(mesh.rank)[:, :, 1:3]
+    for stop in Route(mesh, "mixed").travel([(whole, view)]):
+        assert (stop.tensors[0] is whole) == stop.first, "what can be sent as it lies is not copied"
+    return {"sent": sent}
 
 
 def check_travel(mesh: Mesh, pieces: int, kept_for_last: bool) -> dict[str, object]:
     """Every block of every rank passes by; the sums that trail behind them come home complete."""
     route, sums = Route(mesh, "blocks"), Route(mesh, "sums")
+    assert route.transport == "gloo"
     views = [number(mesh.rank, piece)[:, :, 1:3] for piece in range(pieces)]  # not contiguous, as heads are
     results = [(torch.empty(2, 6, 2, 3),) for _ in range(pieces)]
     whole, middle = slice(0, 6), slice(2, 5)
@@ -277,15 +431,21 @@ def check_travel(mesh: Mesh, pieces: int, kept_for_last: bool) -> dict[str, obje
 
     home = homeward(sums, results, "auto", covers)
     mesh.traffic.reset()
-    met, pool = [], route.pool
-    with mock.patch.object(pool, "_make", wraps=pool._make) as make:
+    met = []
+    blocks_made, sums_made = (
+        mock.patch.object(pool, "_make", wraps=pool._make) for pool in (route.pool, sums.pool)
+    )
+    with blocks_made as make_block, sums_made as make_sum:
         for stop in route.travel([(view,) for view in views], kept_for_last):
             (block,) = stop.tensors
             assert torch.equal(block, number(stop.source, stop.piece)[:, :, 1:3])
             met.append((stop.source, stop.piece))
             rows = whole if stop.own else middle
-            home.add(stop, rows, (block[:, rows] * (mesh.rank + 1),))
-    home.finish()
+            part = block[:, rows] * (mesh.rank + 1)
+            home.add(stop, rows, (part.transpose(1, 2).contiguous().transpose(1, 2),))  # as some kernels do
+        home.finish()
+    assert not route.pool._free, "memory goes back to the allocator"
+    assert not sums.pool._free
     assert sorted(met) == [(rank, piece) for rank in range(mesh.world_size) for piece in range(pieces)]
     everybody = sum(rank + 1 for rank in range(mesh.world_size))
     for piece, (result,) in enumerate(results):
@@ -293,12 +453,14 @@ def check_travel(mesh: Mesh, pieces: int, kept_for_last: bool) -> dict[str, obje
         assert torch.equal(result[:, 2:5], own[:, 2:5] * everybody)
         on_my_gpu = sum(rank + 1 for rank in range(mesh.gpu, mesh.world_size, mesh.gpus))
         assert torch.equal(result[:, 0:2], own[:, 0:2] * on_my_gpu)
-    return {"made": make.call_count, "traffic": (mesh.traffic.intra, mesh.traffic.inter)}
+    made = (make_block.call_count, make_sum.call_count)
+    return {"made": made, "traffic": (mesh.traffic.intra, mesh.traffic.inter)}
 
 
 def check_all(mesh: Mesh) -> dict[str, object]:
     found: dict[str, object] = {"rings": check_rings(mesh)}
-    for view in (mesh, mesh.view(1, mesh.world_size), mesh.view(mesh.world_size, 1)):
+    for nodes in sorted({1, mesh.nodes, mesh.gpus, mesh.world_size}):  # inner rings may cross nodes, too
+        view = mesh.view(nodes, mesh.world_size // nodes)
         for pieces in (1, 3):
             for kept_for_last in (False, True):
                 found[f"{view.nodes}x{view.gpus}-{pieces}-{kept_for_last}"] = check_travel(
@@ -319,8 +481,14 @@ def test_rings_routes_and_sums(nodes: int, gpus: int) -> None:
         # node a contribution is the rows that it has, here half of them.
         assert 2 * intra == (2 + 1) * pieces * block_bytes * nodes * (gpus - 1)
         assert inter == 2 * pieces * block_bytes * (nodes - 1)
-        made = found[f"1x{world_size}-{pieces}-True"]["made"]
-        assert made <= 4, "the buffers of a flat ring do not grow with its steps or pieces"
+        # The buffers of a flat ring do not grow with its steps or pieces: one is read while the next is under
+        # way. Where the own pair is kept for the end a piece begins before the one before it ends.
+        as_they_come, kept_for_last = (
+            found[f"1x{world_size}-{pieces}-{kept}"]["made"] for kept in (False, True)
+        )
+        assert max(as_they_come) <= 2
+        assert max(kept_for_last) <= 4
+        assert kept_for_last[0] <= 3
 
 
 def check_view(mesh: Mesh) -> tuple[int, int]:
@@ -344,6 +512,11 @@ def check_groups(mesh: Mesh) -> list[object]:
     intra, inter = mesh.group("intra", "p"), mesh.group("inter", "p")
     assert mesh.group("intra", "p") is intra
     assert mesh.group("intra", "other").process_group is not intra.process_group
+    for options, lane in [({}, Lane(high_priority=True)), ({"ctas": 2, "priority": "normal"}, Lane(2))]:
+        with mock.patch.object(Lane, "options", autospec=True, return_value=None) as asked:
+            methods.load("double_ring")(**options).setup(mesh, kernels.load("reference"), causal=True)
+        two_rows_two_columns = [mock.call(lane)] * 4
+        assert asked.call_args_list == 2 * two_rows_two_columns, "for the blocks, and for the sums"
     return [intra.members, inter.members, view.group("intra", "p").members]
 
 
