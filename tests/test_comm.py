@@ -310,17 +310,21 @@ def test_a_mesh_tries_copy_engines_once_whatever_the_view() -> None:
     [
         (4, 4, set(), None, True),
         (4, 8, set(), None, True),
-        (4, 4, {3}, None, False),
+        (4, 4, {1}, None, False),
         (4, 1, set(), None, False),  # each rank sees its own GPU alone
         (1, 1, set(), None, True),
+        (1, 1, set(), "the driver is too old", False),
         (4, 4, set(), "the driver is too old", False),
     ],
 )
 def test_gpus_are_within_reach_if_they_see_each_other(
     gpus: int, visible: int, closed: set[int], reason: str | None, within: bool
 ) -> None:
+    ours = visible - 1
+    mesh = Mesh(1, gpus, 0, torch.device("cuda", ours))
+
     def sees(here: int, other: int) -> bool:
-        assert here == 0 != other, "a GPU is not asked whether it sees itself"
+        assert here == ours != other, "a GPU is not asked whether it sees itself"
         return other not in closed
 
     with (
@@ -328,7 +332,8 @@ def test_gpus_are_within_reach_if_they_see_each_other(
         mock.patch("torch.cuda.device_count", return_value=visible),
         mock.patch("torch.cuda.can_device_access_peer", sees),
     ):
-        assert symmetric._within_reach(Mesh(1, gpus, 0, torch.device("cuda", 0))) is within
+        assert symmetric._within_reach(mesh) is within
+        assert gpus > 1 or symmetric.found_out(mesh) is within
 
 
 @pytest.mark.parametrize("knows", ["get_remote_tensor", "get_buffer"])  # newer and older handles

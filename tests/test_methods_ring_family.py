@@ -20,7 +20,8 @@ from ringmark.cell import BOUND, Cell, MeshShape, OptionValue, Shape
 from ringmark.comm.mesh import Group, Mesh
 from ringmark.comm.parcel import Parcel
 from ringmark.errors import UserError
-from ringmark.methods import burst, ring
+from ringmark.methods import base, burst, ring
+from ringmark.methods.base import row_dot
 from world import run_world
 
 Options = dict[str, OptionValue]
@@ -185,6 +186,40 @@ def check_few_tokens(mesh: Mesh, problem: Problem) -> float:
 
 def test_one_token_a_rank() -> None:
     assert max(run_world(4, check_few_tokens, exact.make(4), nodes=2)) <= TOLERANCE
+
+
+class _SeesOut:
+    """The reference kernel as one that is handed O, and makes delta from it by itself."""
+
+    needs_out = True
+
+    def __init__(self) -> None:
+        self.forward = kernels.load("reference").forward
+
+    def backward(
+        self, dout: Any, q: Any, k: Any, v: Any, lse: Any, delta: Any, scale: float, causal: bool, out: Any
+    ) -> Any:
+        delta = row_dot(dout, out)
+        return kernels.load("reference").backward(dout, q, k, v, lse, delta, scale, causal, out=None)
+
+
+def check_kernel_that_sees_out(mesh: Mesh, problem: Problem) -> dict[str, float]:
+    worst = {}
+    with mock.patch.object(base, "row_dot", side_effect=AssertionError("nobody reads it")):
+        for name, options in rows(mesh.world_size):
+            method = methods.load(name)(**options)
+            results = exact.run(method, mesh, _SeesOut(), problem)  # type: ignore[arg-type]
+            by_name = exact.errors(results, method.layout, mesh, problem)
+            worst[f"{name} {options}"] = max(by_name.values())
+            assert not method.settings().get("opt_bwd"), "O travels in place of delta"
+    return worst
+
+
+def test_a_kernel_that_must_see_the_output_does_so_in_every_method() -> None:
+    for by_row in run_world(4, check_kernel_that_sees_out, exact.make(64, heads=(4, 4)), nodes=2):
+        assert {row.split(" ")[0] for row in by_row} >= EVERYWHERE
+        for row, error in by_row.items():
+            assert error <= TOLERANCE, row
 
 
 # A world of 4 nodes x 8 gpus
