@@ -12,6 +12,8 @@ counted as the mesh counts them.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch.distributed as dist
 
 from ringmark.comm.mesh import Axis, Group, Lane, Mesh
@@ -58,17 +60,13 @@ _made: dict[tuple[int, Axis], tuple[Mesh, Line]] = {}
 def line(mesh: Mesh, axis: Axis) -> Line:
     """This rank's line of a mesh: one of each, so that the methods of one process share its communicators."""
     key = (id(mesh), axis)
-    if key not in _made or _made[key][0] is not mesh:
-        _made[key] = (mesh, Line(mesh, axis))
+    if key not in _made:
+        _made[key] = (mesh, Line(mesh, axis))  # a mesh that is kept alive shares its id with no other
     return _made[key][1]
 
 
 def _shape(lines: tuple[tuple[int, ...], ...], gpus_real: int) -> tuple[int, int]:
     """Nodes x gpus of a line, if all lines have as many ranks on each of as many nodes; flat if not."""
-    size = len(lines[0])
-    for gpus in range(size, 0, -1):
-        runs = [line[start : start + gpus] for line in lines for start in range(0, size, gpus)]
-        if size % gpus == 0 and all(len({rank // gpus_real for rank in run}) == 1 for run in runs):
-            nodes = {len({rank // gpus_real for rank in line}) for line in lines}
-            return (size // gpus, gpus) if nodes == {size // gpus} else (1, size)
-    return 1, size
+    counts = [Counter(rank // gpus_real for rank in line) for line in lines]
+    shapes = {(len(count), gpus) for count in counts for gpus in count.values()}
+    return shapes.pop() if len(shapes) == 1 else (1, len(lines[0]))
