@@ -20,7 +20,7 @@ from ringmark.cell import BOUND, Cell, MeshShape, OptionValue, Shape
 from ringmark.comm.mesh import Group, Mesh
 from ringmark.comm.parcel import Parcel
 from ringmark.errors import UserError
-from ringmark.methods import base, burst, ring
+from ringmark.methods import base, burst
 from ringmark.methods.base import row_dot
 from world import run_world
 
@@ -53,6 +53,7 @@ VARIANTS: dict[str, list[Options]] = {
         {"side": "kv", "head_groups": 2, "layout": "striped"},
         {"side": "auto"},
     ],
+    "usp": [{}, {"placement": "ring_first"}, {"ulysses": 1}],
 }
 
 
@@ -413,12 +414,20 @@ def test_under_a_causal_mask_only_the_rows_that_met_travel_home(large_world: lis
         ("burst", {}, "28 inner and 3 outer hops of 2T forward, of 3.03T and 3.03T backward"),
         ("burst", {"wire": "native", "opt_bwd": False}, "of 4.02T and 4.02T backward"),
         ("burst", {"wire": "native", "side": "kv"}, "of 4T and 4T backward"),
+        ("ulysses", {}, "all-to-all over 32: 3.88T forward and 3.88T backward"),
+        ("usp", {}, "over 8: 3.5T forward and 3.5T backward; ring of 4: 0 inner and 3 outer hops of 2T"),
+        ("usp", {"placement": "ring_first"}, "over 4: 3T forward and 3T backward; ring of 8: 7 hops of 2T"),
+        (
+            "usp",
+            {"ulysses": 4, "wire": "float32"},
+            "ring of 8: 4 inner and 3 outer hops of 2T forward, of 4T",
+        ),
+        ("usp", {"ulysses": 4, "wire": "float32"}, "of 4T and 6T backward"),
+        ("usp", {"ulysses": 2, "placement": "ring_first"}, "ring of 16: 14 inner and 1 outer hops"),
     ],
 )
 def test_a_method_says_what_it_moves(name: str, options: Options, says: str) -> None:
-    method = methods.load(name)(**options)
-    assert isinstance(method, ring.Method)
-    assert says in method.moves(MeshShape(4, 8))
+    assert says in methods.load(name)(**options).moves(MeshShape(4, 8))
 
 
 def cell(name: str, **changes: Any) -> Cell:

@@ -19,10 +19,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
+
 from ringmark import layout
 from ringmark.cell import Cell, MeshShape, OptionValue
 from ringmark.comm.all_to_all import head_exchange
-from ringmark.comm.line import line
+from ringmark.comm.line import Line, line
 from ringmark.comm.mesh import Axis, Mesh
 from ringmark.kernels.base import Kernel
 from ringmark.methods import base, double_ring, single, ulysses
@@ -63,9 +65,19 @@ class Method(ulysses.Method):
 
     def moves(self, mesh: MeshShape) -> str:
         """The all-to-all inside a team, and the ring through the teams with a team's heads of each block."""
-        ring = mesh.world_size // self.team_size(mesh.gpus, mesh.world_size)
-        rows = MeshShape(ring, 1) if self.head_first else MeshShape(1, ring)
-        return f"{super().moves(mesh)}; ring of {ring}: {self.ring_method().moves(rows)}"
+        ring = Line(self.seen(Mesh(mesh.nodes, mesh.gpus, 0, torch.device("cpu"))), self.ring_axis)
+        moves = self.ring_method().moves(MeshShape(ring.nodes, ring.gpus))
+        return f"{super().moves(mesh)}; ring of {ring.world_size}: {moves}"
+
+    @property
+    def ring_axis(self) -> Axis:
+        return "inter" if self.head_first else "intra"
+
+    def seen(self, mesh: Mesh) -> Mesh:
+        """The ranks by teams and rings: teams are the rows (head_first) or the columns (ring_first)."""
+        team = self.team_size(mesh.gpus, mesh.world_size)
+        ring = mesh.world_size // team
+        return mesh.view(ring, team) if self.head_first else mesh.view(team, ring)
 
     def ring_method(self) -> double_ring.Method:
         """The ring in the middle."""
@@ -73,15 +85,12 @@ class Method(ulysses.Method):
 
     def setup(self, mesh: Mesh, kernel: Kernel, *, causal: bool, scale: float | None = None) -> None:
         base.Method.setup(self, mesh, kernel, causal=causal, scale=scale)
-        team = self.team_size(mesh.gpus, mesh.world_size)
-        ring = mesh.world_size // team
         self.layout = self.layout_on(mesh.gpus, mesh.world_size)
-        seen = mesh.view(ring, team) if self.head_first else mesh.view(team, ring)
+        seen = self.seen(mesh)
         heads_axis: Axis = "intra" if self.head_first else "inter"
-        ring_axis: Axis = "inter" if self.head_first else "intra"
         self.team = head_exchange(seen, heads_axis, "heads", self.lane(mesh))
-        self.inner = single.Method() if ring == 1 else self.ring_method()
-        self.inner.setup(line(seen, ring_axis), kernel, causal=causal, scale=scale)
+        self.inner = single.Method() if self.team.size == mesh.world_size else self.ring_method()
+        self.inner.setup(line(seen, self.ring_axis), kernel, causal=causal, scale=scale)
 
     def settings(self) -> dict[str, Any]:
         found = super().settings()
