@@ -517,11 +517,14 @@ def check_groups(mesh: Mesh) -> list[object]:
     intra, inter = mesh.group("intra", "p"), mesh.group("inter", "p")
     assert mesh.group("intra", "p") is intra
     assert mesh.group("intra", "other").process_group is not intra.process_group
-    for options, lane in [({}, Lane(high_priority=True)), ({"ctas": 2, "priority": "normal"}, Lane(2))]:
+    for name, options, lanes in [
+        ("double_ring", {}, [Lane(high_priority=True)] * 8),  # rows and columns, for blocks and for sums
+        ("double_ring", {"ctas": 2, "priority": "normal"}, [Lane(2)] * 8),
+        ("usp", {}, [OPEN_LANE] * 2 + [Lane(high_priority=True)] * 4),  # rows for heads, columns for the ring
+    ]:
         with mock.patch.object(Lane, "options", autospec=True, return_value=None) as asked:
-            methods.load("double_ring")(**options).setup(mesh, kernels.load("reference"), causal=True)
-        two_rows_two_columns = [mock.call(lane)] * 4
-        assert asked.call_args_list == 2 * two_rows_two_columns, "for the blocks, and for the sums"
+            methods.load(name)(**options).setup(mesh, kernels.load("reference"), causal=True)
+        assert asked.call_args_list == [mock.call(lane) for lane in lanes]
     return [intra.members, inter.members, view.group("intra", "p").members]
 
 

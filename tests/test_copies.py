@@ -40,6 +40,7 @@ CASES: list[Case] = [
     ("usp", {"ulysses": 2}, {**MANY, "batch": 2}),
     ("usp", {"ulysses": 2, "placement": "ring_first"}, SHARED),
     ("usp", {"ulysses": 4, "head_groups": 2}, MANY),
+    ("usp", {"ulysses": 1}, MANY),
 ]
 
 
@@ -69,7 +70,7 @@ def check_cases(mesh: Mesh, folder: Path, late: float) -> list[tuple[str, float]
 ON_TWO_NODES = [
     *["copy_engine+gloo", "copy_engine+gloo", "gloo", "gloo"],
     *["gloo"] * 4,
-    *["copy_engine+gloo", "gloo+copy_engine", "gloo"],
+    *["copy_engine+gloo", "gloo+copy_engine", "gloo", "copy_engine+gloo"],
 ]
 
 

@@ -122,7 +122,10 @@ def test_the_automatic_number_of_groups_at_the_sizes_of_the_tables() -> None:
     assert [heads.automatic(size, 40, 2) for size in sizes] == [4, 8, 10, 20]
     assert [heads.automatic(size, 40, 1, abreast=4) for size in sizes] == [8, 10, 20, 40]
     assert [heads.automatic(size, 40, 1, abreast=3) for size in sizes] == [8, 10, 20, 40], "on 4 ranks"
+    assert [heads.automatic(size, 40, 1, abreast=2) for size in sizes] == [8, 10, 20, 40]
     assert heads.automatic(1 << 20, 40, 2) == 1
+    assert [heads.automatic(size << 20, 12, 2) for size in (19, 29, 30, 40, 60)] == [1, 2, 3, 4, 4]
+    assert heads.automatic(100 << 20, 9, 1) == 3, "no even number of groups divides 9"
     assert [heads.automatic(64 << 20, 40, 1, tracks) for tracks in (0, 1, 2)] == [2, 1, 2]
     assert [heads.automatic(32 << 20, 40, 1, tracks) for tracks in (0, 1, 2)] == [1, 1, 2]
 
@@ -147,3 +150,6 @@ def test_a_plan_of_groups_and_tracks_at_the_sizes_where_it_turns() -> None:
     assert [planned(128, count) for count in (2, 4)] == [(2, 2), (4, 2)]
     assert [planned(8, 2, tracks) for tracks in (1, 2)] == [(2, 1), (2, 2)]
     assert planned(8, 1, 2) == (1, 1), "no more tracks than groups"
+    assert [planned(64, 0, tracks) for tracks in (1, 2)] == [(1, 1), (2, 2)]
+    q = torch.empty(1, 1 << 18, 3, 128, dtype=torch.bfloat16, device="meta")
+    assert heads.plan_for(q, q, 3, 0, 1)[1] == 1, "two tracks would not get as many groups each"

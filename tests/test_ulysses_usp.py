@@ -144,9 +144,10 @@ def test_two_by_four_ranks_are_exact():
 def test_one_rank_is_plain_attention():
     mesh = Mesh(1, 1, 0, torch.device("cpu"))
     for name in ("ulysses", "usp"):
-        errors, forward, backward, _ = compare(mesh, name, {}, (2, 16, 4, 2), True)
+        errors, forward, backward, settings = compare(mesh, name, {}, (2, 16, 4, 2), True)
         assert max(errors.values()) < 1e-6, (name, errors)
         assert forward == backward == (0, 0)
+        assert settings["transport"] == "none"
 
 
 LINES = [
@@ -167,6 +168,9 @@ def test_a_line_has_the_shape_of_its_nodes(world, seen, axis, shape, members):
         mesh = Mesh(*world, rank, torch.device("cpu"))
         found = line(mesh.view(*seen), axis)
         assert (found.nodes, found.gpus) == shape
+        assert found.view(*shape) is found
+        with pytest.raises(ValueError, match="it has no 64x1 view"):
+            found.view(64, 1)
         assert found is line(mesh.view(*seen), axis), "one of each: communicators are shared"
         own = found.members("flat")
         assert own[found.rank] == rank, "a rank is known by its position"
@@ -239,6 +243,7 @@ def test_usp_says_what_cannot_be():
     cell = Cell("usp", 1 << 16, mesh=MeshShape(4, 8))
     assert usp.Method().unsupported(cell) is None
     assert usp.Method(placement="ring_first").unsupported(cell) is None
+    assert usp.Method().settings()["transport"] == "auto", "it has not been set up"
     assert "must divide the 32 ranks" in usp.Method(ulysses=5).unsupported(cell)
     assert "ulysses can be one of 1, 2, 4" in usp.Method(ulysses=16).unsupported(cell)
     assert "take" in usp.Method().unsupported(Cell("usp", 1000, mesh=MeshShape(4, 8)))
