@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,37 @@ def test_a_kernel_that_must_see_the_output_does_so_in_every_method() -> None:
             assert error <= TOLERANCE, row
 
 
+class _Masks:
+    """The reference kernel, noting the mask of each backward call: with zigzag only an own pair is causal."""
+
+    needs_out = False
+
+    def __init__(self) -> None:
+        self.forward = kernels.load("reference").forward
+        self.causal: list[bool] = []
+
+    def backward(self, *args: Any, out: Any) -> Any:
+        self.causal.append(args[7])
+        return kernels.load("reference").backward(*args, out=out)
+
+
+def check_ways_back(mesh: Mesh, problem: Problem) -> tuple[int, int]:
+    """The bytes that the keys' side sends inside the node, forward and backward."""
+    for name, options in [("zigzag", {}), ("burst", {"side": "q"}), ("burst", {"side": "q", "hops": "ring"})]:
+        kernel = _Masks()
+        exact.run(methods.load(name)(head_groups=2, **options), mesh, kernel, problem)  # type: ignore[arg-type]
+        own = [index for index, causal in enumerate(kernel.causal) if causal]
+        assert own == [0, len(kernel.causal) - 1], "the last hops of all else hide under the last own pair"
+    moved = sent(mesh, "burst", {"side": "kv", "head_groups": 2}, problem, causal=True)
+    return moved["forward"][0], moved["backward"][0]
+
+
+def test_the_way_back_ends_at_the_own_pair_and_moves_only_the_rows_that_meet() -> None:
+    by_rank = run_world(4, check_ways_back, exact.make(64, heads=(4, 4)), nodes=2)
+    forward, backward = (sum(moved) for moved in zip(*by_rank, strict=True))
+    assert backward == 2 * forward, "K and V are fetched as in the forward, dK and dV are as many rows"
+
+
 # A world of 4 nodes x 8 gpus
 
 
@@ -430,6 +462,10 @@ def test_a_method_says_what_it_moves(name: str, options: Options, says: str) -> 
     assert says in methods.load(name)(**options).moves(MeshShape(4, 8))
 
 
+def test_on_one_node_contributions_go_straight_and_are_no_wider_than_the_model() -> None:
+    assert methods.load("zigzag")().moves(MeshShape(1, 8)) == "7 hops of 2T forward and of 4T backward"
+
+
 def cell(name: str, **changes: Any) -> Cell:
     options = changes.pop("options", {})
     shape = Shape(**changes.pop("shape", {}))
@@ -442,6 +478,7 @@ def cell(name: str, **changes: Any) -> Cell:
         ("zigzag", {"seqlen_global": 1000}, "take 992 or 1008"),
         ("stripe", {"seqlen_global": 1001}, "take 1000 or 1008"),
         ("burst", {"options": {"head_groups": 3}}, "head_groups 3 does not divide 40 kv heads"),
+        ("zigzag", {"options": {"abreast": 2}}, "abreast is 2, which needs hops=straight"),
         ("ring", {"options": {"head_groups": True}}, "give a whole number"),
         ("burst", {"options": {"layout": "contiguous"}}, "choose one of zigzag, striped"),
         ("burst", {"options": {"side": "left"}}, "choose one of auto, q, kv"),
@@ -462,6 +499,12 @@ def test_a_cell_that_cannot_be_is_refused_with_what_to_change(
     assert methods.load(name)().unsupported(cell(name)) is None
 
 
+@pytest.mark.parametrize("options", [{"abreast": 1}, {"abreast": 2, "hops": "straight"}, {"head_groups": 8}])
+def test_a_cell_that_can_be_is_not_refused(options: Options) -> None:
+    asked = cell("zigzag", options=options)
+    assert methods.load("zigzag")(**options).unsupported(asked) is None
+
+
 @pytest.mark.parametrize(
     ("heads", "wire", "nodes", "side"),
     [
@@ -480,3 +523,47 @@ def test_the_side_that_travels_is_the_one_of_fewer_bytes(
     method.blocks.outer.group = Group(tuple(range(nodes)), 0, None)
     assert method.side(q, k) == side
     assert method.settings()["side"] == side
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "options", "mib", "ran"),
+    [
+        (1, 1, {}, 32, {"head_groups": 1, "tracks": 1, "abreast": 1}),
+        (1, 4, {}, 32, {"head_groups": 2, "tracks": 2, "abreast": 3}),
+        (1, 8, {}, 32, {"head_groups": 2, "tracks": 2, "abreast": 4}),
+        (1, 8, {"abreast": 2}, 16, {"head_groups": 1, "tracks": 1, "abreast": 2}),
+        (1, 8, {"hops": "ring"}, 32, {"head_groups": 1, "tracks": 1, "abreast": 1}),
+        (2, 1, {}, 40, {"head_groups": 4, "tracks": 1, "abreast": 1}),
+        (1, 1, {"head_groups": 8, "tracks": 2}, 1, {"head_groups": 8, "tracks": 2, "abreast": 1}),
+    ],
+)
+def test_what_is_left_to_the_size_follows_it_the_nodes_and_the_gpus(
+    nodes: int, gpus: int, options: Options, mib: int, ran: Options
+) -> None:
+    method = burst.Method(**options)
+    method.setup(Mesh(1, 1, 0, torch.device("cpu")), kernels.load("reference"), causal=True)
+    assert method.settings().items() >= {**method.options, "transport": "none"}.items()
+    inner, outer = method.blocks.inner, method.blocks.outer
+    inner.mesh = Mesh(nodes, gpus, 0, torch.device("cpu"))
+    inner.group, outer.group = (Group(tuple(range(size)), 0, None) for size in (gpus, nodes))
+    q = torch.empty(1, mib * 4096, 8, 16, dtype=torch.bfloat16, device="meta")
+    method.weave(q, q, lambda track, groups: iter(()))
+    assert method.settings().items() >= ran.items()
+
+
+@pytest.mark.parametrize(
+    ("layout", "causal", "calls"),
+    [
+        ("zigzag", True, [[0, 1], [3, 4]]),
+        ("zigzag", False, [[0, 1, 3, 4]]),
+        ("striped", True, [[0], [1], [3], [4]]),
+    ],
+)
+def test_blocks_that_meet_the_same_rows_of_ours_are_met_in_one_call(
+    layout: str, causal: bool, calls: list[list[int]]
+) -> None:
+    method = burst.Method(layout=layout)
+    method.mesh, method.causal = Mesh(1, 5, 2, torch.device("cpu")), causal
+    for travels in ("keys", "queries"):
+        kind = method.alike(travels, torch.empty(1, 8, 1, 1))
+        assert [list(party) for _, party in itertools.groupby([0, 1, 3, 4], kind)] == calls
