@@ -403,6 +403,11 @@ def number(rank: int, piece: int = 0) -> torch.Tensor:
     return torch.full((2, 6, 4, 3), float(10 * rank + piece))
 
 
+def heads_first(part: torch.Tensor) -> torch.Tensor:
+    """The same (B, S, H, D) as some kernels return it."""
+    return part.transpose(1, 2).contiguous().transpose(1, 2)
+
+
 def check_rings(mesh: Mesh) -> dict[str, object]:
     pool = Pool(CPU)
     first, second = (Ring(mesh, "flat", purpose, pool) for purpose in ("a", "b"))
@@ -420,6 +425,13 @@ def check_rings(mesh: Mesh) -> dict[str, object]:
     whole, view = torch.zeros(2, 6, 4), number(mesh.rank)[:, :, 1:3]
     for stop in Route(mesh, "mixed").travel([(whole, view)]):
         assert (stop.tensors[0] is whole) == stop.first, "what can be sent as it lies is not copied"
+    # Parts of every row, which lie as some kernels return them.
+    flat, result = mesh.view(1, mesh.world_size), torch.empty(2, 6, 2, 3)
+    home = homeward(Route(flat, "sums"), [(result,)], "auto", lambda owner, contributor: slice(0, 6))
+    for stop in Route(flat, "blocks").travel([(view,)]):
+        home.add(stop, slice(0, 6), (heads_first(stop.tensors[0]),))
+    home.finish()
+    assert torch.equal(result, view * mesh.world_size)
     return {"sent": sent}
 
 
@@ -446,8 +458,7 @@ def check_travel(mesh: Mesh, pieces: int, kept_for_last: bool) -> dict[str, obje
             assert torch.equal(block, number(stop.source, stop.piece)[:, :, 1:3])
             met.append((stop.source, stop.piece))
             rows = whole if stop.own else middle
-            part = block[:, rows] * (mesh.rank + 1)
-            home.add(stop, rows, (part.transpose(1, 2).contiguous().transpose(1, 2),))  # as some kernels do
+            home.add(stop, rows, (heads_first(block[:, rows] * (mesh.rank + 1)),))
         home.finish()
     assert not route.pool._free, "memory goes back to the allocator"
     assert not sums.pool._free
