@@ -512,6 +512,11 @@ def test_a_cell_that_can_be_is_not_refused(options: Options) -> None:
         ((8, 8), "native", 4, "q"),
         ((8, 4), "auto", 1, "kv"),
         ((8, 1), "native", 4, "kv"),
+        # With seven heads for ten it is q where sums of float32 travel, and kv where bf16 does.
+        ((10, 7), "auto", 1, "kv"),
+        ((10, 7), "float32", 1, "kv"),  # inside a node contributions go straight
+        ((10, 7), "auto", 4, "kv"),
+        ((10, 7), "float32", 4, "q"),
     ],
 )
 def test_the_side_that_travels_is_the_one_of_fewer_bytes(
@@ -523,6 +528,14 @@ def test_the_side_that_travels_is_the_one_of_fewer_bytes(
     method.blocks.outer.group = Group(tuple(range(nodes)), 0, None)
     assert method.side(q, k) == side
     assert method.settings()["side"] == side
+
+
+def test_along_a_flat_ring_over_nodes_float32_sums_count() -> None:
+    method = burst.Method()
+    method.setup(Mesh(1, 1, 0, torch.device("cpu")), kernels.load("reference"), causal=True)
+    method.blocks.inner.group = Group((0, 1), 0, None)  # the mesh has one rank a node
+    q, k = (torch.empty(1, 64, count, 128, dtype=torch.bfloat16) for count in (10, 7))
+    assert method.side(q, k) == "q"
 
 
 @pytest.mark.parametrize(
