@@ -90,8 +90,8 @@ class Straight:
             share = slice(*stop.bounds[index : index + 2]) if len(stop.turns) > 1 else ALL
             parcel = Parcel([rows_of(part, share).contiguous() for part in parts or ()])
             arriving = self._arriving(stop, turn)
-            delivery = Delivery(-turn, parcel, here=ALL if arriving else None)
-            hop = self.route.inner.exchange([delivery], arriving, signature(self.results[stop.piece]))
+            room = signature(self.results[stop.piece])
+            hop = self.route.inner.exchange([Delivery(-turn, parcel)], arriving, room)
             parcel.drop()
             self._under_way.append((stop, turn, hop))
 
@@ -141,7 +141,7 @@ class Straight:
         key, results = (stop.window, stop.piece), self.results[stop.piece]
         sums = self._sums.setdefault(key, [Running(result) for result in results])
         missing = self._missing[key] = self._missing.get(key, self.route.inner.size) - count
-        home = stop.window == 0 and self.route.outer.size == 1
+        home = self.route.outer.size == 1
         for index, running in enumerate(sums):
             parts = [(tensors[index], rows) for tensors, rows in given]
             running.add_all(parts, into=results[index] if home and not missing else None, keep=keep)

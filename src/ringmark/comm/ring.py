@@ -93,9 +93,8 @@ class Ring:
         there, and all that is received into had been read.
         """
         for steps, parcel, _, _ in deliveries:
-            if parcel.tensors:
-                target = self.group.members[self.place(steps)]
-                self.mesh.traffic.count(parcel.num_bytes, same_node=self.mesh.same_node(target))
+            target = self.group.members[self.place(steps)]
+            self.mesh.traffic.count(parcel.num_bytes, same_node=self.mesh.same_node(target))
         return self._exchange(deliveries, arriving, room, as_of)
 
     def _exchange(
