@@ -44,6 +44,7 @@ def make(
     causal: bool = True,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    scale: float = 0.0,
 ) -> Problem:
     """Normally distributed inputs, rounded to dtype, and the exact results for the rounded ones."""
     generator = torch.Generator().manual_seed(seed)
@@ -52,7 +53,7 @@ def make(
         size = (batch, seqlen_global, num_heads, head_dim)
         return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
 
-    return solved(normal(heads[0]), normal(heads[1]), normal(heads[1]), normal(heads[0]), causal)
+    return solved(normal(heads[0]), normal(heads[1]), normal(heads[1]), normal(heads[0]), causal, scale)
 
 
 def solved(

@@ -64,7 +64,7 @@ def problems() -> dict[str, Problem]:
         "causal": exact.make(96, batch=2, heads=(4, 4)),
         "full": exact.make(96, batch=2, heads=(4, 4), causal=False),
         "causal GQA": exact.make(96, heads=(4, 2)),
-        "full GQA": exact.make(96, heads=(4, 2), causal=False),
+        "full GQA, another scale": exact.make(96, heads=(4, 2), causal=False, scale=0.4),
         "causal MQA": exact.make(48, heads=(4, 1)),
     }
 
@@ -528,6 +528,16 @@ def test_the_side_that_travels_is_the_one_of_fewer_bytes(
     method.blocks.outer.group = Group(tuple(range(nodes)), 0, None)
     assert method.side(q, k) == side
     assert method.settings()["side"] == side
+    assert method.settings()["opt_bwd"] is True
+
+
+def test_the_bytes_of_a_hop_on_either_side() -> None:
+    """Ten rows and heads of q, five of k, of 128 bf16; sums of float32."""
+    native, carried = torch.bfloat16, torch.float32
+    side_kv = 5 * 128 * (2 + 2 + 4 + 4)  # K, V, dK, dV
+    side_q = 10 * 128 * (2 + 2 + 4)  # Q, dO, dQ
+    assert burst.hop_bytes(1280, 640, 128, native, carried, True) == (side_q + 10 * (4 + 4), side_kv)
+    assert burst.hop_bytes(1280, 640, 128, native, carried, False) == (side_q + 10 * (4 + 2 * 128), side_kv)
 
 
 def test_along_a_flat_ring_over_nodes_float32_sums_count() -> None:
