@@ -477,3 +477,10 @@ def test_an_old_gpu_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
     assert flash4.KERNEL.unavailable() == "the GPU has compute capability 8.0, it needs 9.0 or later"
     assert sdpa_flash.KERNEL.unavailable() is None
+
+
+def test_delta_of_more_rows_than_a_chunk_is_that_of_every_row() -> None:
+    dout, out = torch.randn(2, 1, 9000, 1, 2, generator=torch.Generator().manual_seed(0)).bfloat16()
+    expected = (dout.float() * out.float()).sum(-1).transpose(1, 2)
+    assert torch.equal(row_dot(dout, out), expected)
+    assert row_dot(dout.double(), out.double()).dtype == torch.float64
