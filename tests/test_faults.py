@@ -30,6 +30,7 @@ inject = _inject()
 @pytest.mark.skipif(sys.platform != "linux", reason="faults are planted through /proc and Linux signals")
 def test_each_kind_of_end_becomes_its_record_and_the_rest_is_measured(tmp_path: Path) -> None:
     kinds = ["wrong_answer", "missing_library", "exception", "limited_memory", "kill", "stop", "hang"]
+    kinds += ["exit_well"]
     faults = inject.draw(len(kinds), ranks=2, seed=4, kinds=kinds)
     told: list[str] = []
     assert inject.run(faults, 2, tmp_path, told.append) == []

@@ -68,6 +68,8 @@ for index in map(int, sys.argv[2].split(",")):
         sys.exit(143)
     if act == "silent":
         sys.exit(7)
+    if act == "leaves":
+        sys.exit(0)
     found = Record(item.cell, item.asked, Status.UNSUPPORTED, job.campaign, failure=Failure("measured"))
     record.write(found, Path(item.out))
     if act == "late":
@@ -139,7 +141,7 @@ def job_of(folder: Path, *methods: str, cell_limit_s: float = 60.0) -> tuple[job
 
 def test_every_way_to_fail_costs_its_own_cell(tmp_path: Path, site: list[FakeSite]) -> None:
     job, path = job_of(
-        tmp_path, "fine", "killed", "raises", "fine", "silent", "hang", "fine", cell_limit_s=4.0
+        tmp_path, "fine", "killed", "raises", "fine", "silent", "hang", "leaves", "fine", cell_limit_s=4.0
     )
     said: list[str] = []
     found = supervise.run(job, path, said.append)
@@ -152,17 +154,18 @@ def test_every_way_to_fail_costs_its_own_cell(tmp_path: Path, site: list[FakeSit
         ("crashed", "the world ended with exit status 7 and no rank said why"),
     ]
     assert words[5] == ("timeout", "no result within 4 s (rank 0 in timing, rank 1 in timing)")
-    assert words[6] == ("unsupported", "measured")
+    assert words[6] == ("crashed", "rank 0 ended with exit status 0 before its work was done")
+    assert words[7] == ("unsupported", "measured")
     trace = 'File "/x/methods/a.py", line 3, in attend'
     assert found[2].failure == Failure("out of memory", 1, "timing", trace)
     assert "    out of memory\n    rank 1 in stage timing, at methods/a.py:3, in attend" in said
     worlds = [one for one in Path(job.folder).iterdir() if one.is_dir()]
-    assert len(worlds) == 5  # one for each failure, and one for what was left
-    assert len(site[0].ended) == 5
-    assert [line.split()[0] for line in said if line.startswith("[")] == [f"[{n}/7]" for n in range(1, 8)]
+    assert len(worlds) == 6  # one for each failure, and one for what was left
+    assert len(site[0].ended) == 6
+    assert [line.split()[0] for line in said if line.startswith("[")] == [f"[{n}/8]" for n in range(1, 9)]
     assert not running(tmp_path)
     assert supervise.run(job, path, said.append) == found  # again: nothing is measured twice
-    assert len([one for one in Path(job.folder).iterdir() if one.is_dir()]) == 5
+    assert len([one for one in Path(job.folder).iterdir() if one.is_dir()]) == 6
 
 
 def test_who_ends_after_its_record_costs_nobody(tmp_path: Path, site: list[FakeSite]) -> None:
@@ -253,8 +256,12 @@ def test_a_world_that_ends_well_without_its_records_is_not_started_for_ever(
     tmp_path: Path, site: list[FakeSite]
 ) -> None:
     job, path = job_of(tmp_path, "fine")
-    (tmp_path / "world.py").write_text("")
+    done = "for rank in range(2): progress.Reporter(job.folder, run_id, rank).at(progress.DONE, 1)\n"
+    (tmp_path / "world.py").write_text(WORLD[: WORLD.index("ranks =")] + done)
     with pytest.raises(UserError, match="without a record and without a reason"):
+        supervise.run(job, path, lambda line: None)
+    (tmp_path / "world.py").write_text("")
+    with pytest.raises(UserError, match="did not start: the world ended with exit status 0 and no rank said"):
         supervise.run(job, path, lambda line: None)
 
 
@@ -306,6 +313,57 @@ def test_a_rank_leaves_alone_what_another_run_has_measured(
         worker.measure(item, "c", mesh, reporter, "run", order, {})
     assert measured == ["single"]
     assert {record.read(Path(item.out)).failure for item in job.items} == {Failure("another run")}
+
+
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [
+        (SystemExit(0), "the method ended its process (SystemExit: 0): let it raise an error"),
+        (SystemExit(), "the method ended its process (SystemExit): let it raise an error"),
+        (KeyboardInterrupt(), "the method ended its process (KeyboardInterrupt): let it raise an error"),
+        (RuntimeError("no luck"), "RuntimeError: no luck"),
+    ],
+)
+def test_a_rank_says_why_it_ends_wherever_a_method_has_gone(
+    end: BaseException, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job names its folder from where the campaign was started; a method may have left that."""
+    monkeypatch.chdir(tmp_path)
+    job, _ = job_of(Path("results"), "mine")
+    (tmp_path / "elsewhere").mkdir()
+
+    def join(job: jobs.Job) -> Mesh:
+        os.chdir("elsewhere")
+        raise end
+
+    class Ended(BaseException):
+        pass
+
+    def ended(code: int) -> None:
+        raise Ended
+
+    monkeypatch.setattr(worker, "join", join)
+    monkeypatch.setattr(worker, "die_with_parent", lambda parent: None)
+    monkeypatch.setattr(stacks, "register", lambda folder, rank: None)
+    monkeypatch.setattr(os, "_exit", ended)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(sys, "argv", ["worker", "results/j.job.json", "0", "run", "0"])
+    with pytest.raises(Ended):
+        worker.main()
+    (told,) = progress.failures(tmp_path / job.folder / "run", 2).values()
+    assert told.reason.startswith(says)
+    assert (told.status, told.secondary) == (Status.CRASHED, False)
+    assert "in join" in told.detail
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_all_paths_of_a_job_can_be_taken_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    job, _ = job_of(Path(), "fine")
+    job = jobs.anchored(dataclasses.replace(job, preflight="p.json"))
+    assert (job.folder, job.preflight) == (str(tmp_path / "world"), str(tmp_path / "p.json"))
+    assert [item.out for item in job.items] == [str(tmp_path / "0.json")]
+    assert jobs.anchored(job) == job
 
 
 def test_a_runtime_that_is_not_here_is_named(
@@ -383,6 +441,37 @@ def test_a_death_beats_those_who_noticed_it() -> None:
     status, failure = diagnose.died(told, {0: 3, 1: -signal.SIGTERM, 2: -signal.SIGSEGV}, AT, 1, "log")
     assert (status, failure.reason, failure.rank) == (Status.CRASHED, "rank 2 was killed by SIGSEGV", 2)
     assert diagnose.died(told, {0: 3}, AT, 1, "")[1].reason == "Connection closed by peer"
+
+
+def test_who_went_first_without_a_word_is_named() -> None:
+    told = {0: failed(Status.CRASHED, "Connection closed by peer", 1.0, secondary=True)}
+    ends = {0: 3, 1: 0, 2: -signal.SIGTERM}
+    early = "rank 1 ended with exit status 0 before its work was done"
+    for codes in (ends, {**ends, 2: -signal.SIGABRT}):  # NCCL may abort a rank that lost another
+        status, failure = diagnose.died(told, codes, AT, 1, "log")
+        assert (status, failure.reason, failure.rank) == (Status.CRASHED, early, 1)
+    assert diagnose.died({}, {}, AT, 0, "")[1].reason == early.replace("1", "0")
+    told[2] = failed(Status.CRASHED, "Broken pipe", 2.0, secondary=True)
+    for codes in ({0: 3}, {0: 3, 1: -signal.SIGTERM, 2: 3}):  # its shutdown took until the agent ended it
+        _, failure = diagnose.died(told, codes, AT, 1, "")
+        assert failure.rank == 1
+        assert failure.reason == "rank 1 went away without a word; rank 0 noticed: Connection closed by peer"
+    done = {**AT, 1: dataclasses.replace(AT[1], stage=progress.DONE)}
+    assert diagnose.died(told, {0: 3, 1: 0}, done, 1, "")[1].rank == 0
+
+
+def test_a_rank_that_torch_does_not_name_ended_well_where_it_names_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+
+    args = argparse.Namespace(nnodes=2, nproc_per_node=2)
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    named = "_capture_process_failures"
+    monkeypatch.setattr(SubprocessContext, named, None, raising=False)
+    assert agent.exit_codes(args, {3: 7}) == {2: 0, 3: 7}
+    monkeypatch.delattr(SubprocessContext, named)
+    assert agent.exit_codes(args, {3: 7}) == {3: 7}
 
 
 def test_a_world_that_never_began_has_no_rank_to_name() -> None:

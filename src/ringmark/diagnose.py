@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 
-from ringmark.bench.progress import Progress, RankFailure
+from ringmark.bench.progress import DONE, Progress, RankFailure
 from ringmark.errors import place
 from ringmark.record import Failure, Status
 
@@ -20,17 +20,14 @@ def died(
     """The status and failure of a world that ended by itself.
 
     A rank's own reason comes first (out of memory before others, then the earliest), next a rank killed by
-    a signal, last a rank that merely noticed that others were gone.
+    a signal, then one that went without a word, last a rank that merely noticed that others were gone.
     """
     primary = {rank: failure for rank, failure in told.items() if not failure.secondary}
-    silent = {rank: code for rank, code in codes.items() if rank not in told and code != 0}
-    # The agent ends the ranks that are left with SIGTERM: that is no cause while there is another.
-    causes = {rank: code for rank, code in silent.items() if code != -signal.SIGTERM}
     if primary:
         return _said(primary)
-    if causes or (silent and not told):
-        rank, code = min((causes or silent).items())
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+    blamed = _blamed(told, codes, where, returncode)
+    if blamed is not None:
+        rank, how = blamed
         stage = where[rank].stage if rank in where else "start"
         return Status.CRASHED, Failure(f"rank {rank} {how}", rank, stage, log)
     if told:
@@ -38,6 +35,30 @@ def died(
     stage = min(where.values(), key=lambda at: at.item).stage if where else "start"
     reason = f"the world ended with exit status {returncode} and no rank said why"
     return Status.CRASHED, Failure(reason, None, stage, log)
+
+
+def _blamed(
+    told: Mapping[int, RankFailure], codes: Mapping[int, int], where: Mapping[int, Progress], returncode: int
+) -> tuple[int, str] | None:
+    """The rank that ended without a word, and how; None where nobody can tell which it was."""
+    quiet = [rank for rank, at in sorted(where.items()) if rank not in told and at.stage != DONE]
+    # Nothing makes a rank end well in the middle of its work but the method itself.
+    well = [rank for rank in quiet if codes.get(rank, returncode) == 0]
+    if well:
+        return well[0], "ended with exit status 0 before its work was done"
+    silent = {rank: code for rank, code in codes.items() if rank not in told and code != 0}
+    # The agent ends the ranks that are left with SIGTERM: that is no cause while there is another.
+    causes = {rank: code for rank, code in silent.items() if code != -signal.SIGTERM}
+    if causes or (silent and not told):
+        rank, code = min((causes or silent).items())
+        return (
+            rank,
+            f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}",
+        )
+    if told and len(quiet) == 1:
+        noticed, words = min(told.items(), key=lambda pair: pair[1].at)
+        return quiet[0], f"went away without a word; rank {noticed} noticed: {words.reason}"
+    return None
 
 
 def _said(told: Mapping[int, RankFailure]) -> tuple[Status, Failure]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -70,6 +71,13 @@ class Job:
 def part(job: Job, name: str, items: list[Item], folder: Path) -> Job:
     """A job like another, of other items."""
     return dataclasses.replace(job, id=name, items=items, folder=str(folder / name))
+
+
+def anchored(job: Job) -> Job:
+    """The job with its paths from the root: they hold for a process that goes to another folder, too."""
+    items = [dataclasses.replace(item, out=os.path.abspath(item.out)) for item in job.items]
+    preflight = os.path.abspath(job.preflight) if job.preflight is not None else None
+    return dataclasses.replace(job, items=items, folder=os.path.abspath(job.folder), preflight=preflight)
 
 
 def digest(items: list[Item]) -> str:

@@ -102,7 +102,7 @@ class World:
                 ) from None
 
     def watch(self) -> End | None:
-        """Wait for the end of the world; None when every item got its record."""
+        """Wait for the end of the world; None when every item got its record, or every rank did its work."""
         current, since = -1, time.monotonic()
         try:
             while self.process.poll() is None:
@@ -120,11 +120,13 @@ class World:
         finally:
             self.kill()
         self.tell_finished()
-        if self.process.returncode == 0:
+        ended_well, size = self.process.returncode == 0, self.job.mesh.world_size
+        if ended_well and all(self.job.items[index].done() for index in self.items):
             return None
         self.check_allocation()
-        size = self.job.mesh.world_size
         progress.wait_for_reasons(self.folder, size, SEEN_S if self.site.hosts else 0.0)
+        if ended_well and progress.finished(self.folder, size):
+            return None
         nodes, _ = launch.geometry(self.job)
         if progress.told_to_end(self.folder, nodes):
             raise UserError(

@@ -45,12 +45,22 @@ ENDS: dict[str, tuple[Status, str, bool]] = {
     "wrong_answer": (Status.WRONG, "the answer is wrong", True),
     "missing_library": (Status.UNAVAILABLE, "a_library_that_is_not_there", False),
     "exit": (Status.CRASHED, "exit status 7", True),
+    "exit_well": (Status.CRASHED, "before its work was done", True),
+    "sys_exit": (Status.CRASHED, "the method ended its process (SystemExit: 0)", True),
+    "interrupt": (Status.CRASHED, "the method ended its process (KeyboardInterrupt)", True),
     "kill": (Status.CRASHED, "SIGKILL", True),
     "segfault": (Status.CRASHED, "SIGSEGV", True),
     "kill_the_agent": (Status.CRASHED, "ended", False),
 }
 ONLY_ON = {"limited_memory": "cpu", "device_memory": "cuda"}
-DELAYED = ("exit", "kill", "segfault", "stop", "kill_the_agent")  # these may strike from another thread
+DELAYED = (
+    "exit",
+    "exit_well",
+    "kill",
+    "segfault",
+    "stop",
+    "kill_the_agent",
+)  # these may strike from another thread
 
 
 @dataclass(frozen=True)

@@ -64,13 +64,28 @@ def run(args: argparse.Namespace) -> int:
             "-m", "ringmark.bench.worker", args.job, args.items, args.run_id, str(os.getpid())
         )
     except ChildFailedError as error:
-        for rank, failure in error.failures.items():
-            progress.write_exit(job.folder, args.run_id, rank, failure.exitcode)
+        failed = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        for rank, code in exit_codes(args, failed).items():
+            progress.write_exit(job.folder, args.run_id, rank, code)
         return 1
     except SignalException as error:
         progress.write_told_to_end(job.folder, args.run_id, node_of(args))
         return 128 + error.sigval
     return 0
+
+
+def exit_codes(args: argparse.Namespace, failed: dict[int, int]) -> dict[int, int]:
+    """How the ranks of this node ended, as far as torch says it.
+
+    It names those that failed. Whom it does not name has ended well, unless it is a torch (2.4, say) that
+    does not name the ranks that it has ended itself.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+
+    first = node_of(args) * args.nproc_per_node
+    here = range(first, first + args.nproc_per_node)
+    names_all = hasattr(SubprocessContext, "_capture_process_failures")
+    return {**dict.fromkeys(here if names_all else (), 0), **failed}
 
 
 def make_scratch(folder: str) -> None:

@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 from ringmark import record, schema
 
 T = TypeVar("T")
+DONE = "done"  # the last stage of a rank
 _STACKS = "stacks"
 
 
@@ -165,10 +166,18 @@ class Lease:
         return time.monotonic() - self.since > self.seconds
 
 
+def finished(folder: Path, world_size: int) -> bool:
+    """Whether every rank has said that its work is done."""
+    found = ranks(folder, world_size)
+    return len(found) == world_size and all(at.stage == DONE for at in found.values())
+
+
 def wait_for_reasons(folder: Path, world_size: int, seconds: float) -> None:
     """Give files that other nodes have just written the time to be seen."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not (failures(folder, world_size) or exits(folder, world_size)):
+    while time.monotonic() < deadline and not any(
+        said(folder, world_size) for said in (failures, exits, finished)
+    ):
         time.sleep(0.2)
 
 

@@ -24,7 +24,7 @@ from ringmark import job as jobs
 from ringmark.bench import environment, gather, preflight, stacks
 from ringmark.bench.agent import die_with_parent
 from ringmark.bench.measure import measure_cell
-from ringmark.bench.progress import Reporter, keep_environment
+from ringmark.bench.progress import DONE, Reporter, keep_environment
 from ringmark.comm.mesh import Mesh
 from ringmark.errors import UserError
 from ringmark.record import Record, Status
@@ -37,7 +37,7 @@ COLLECTIVE_MARGIN_S = 120.0
 def main() -> int:
     job_file, items, run_id, parent = sys.argv[1:5]
     die_with_parent(int(parent))
-    job = jobs.load(Path(job_file))
+    job = jobs.anchored(jobs.load(Path(job_file)))  # a method may change the folder that it works in
     rank = int(os.environ["RANK"])
     stacks.register(Path(job.folder, run_id), rank)  # before it says where it is: then it may be asked
     reporter = Reporter(job.folder, run_id, rank)
@@ -52,10 +52,10 @@ def main() -> int:
         for order, index in enumerate(int(word) for word in items.split(",")):
             reporter.at("prepare", index)
             measure(job.items[index], job.campaign, mesh, reporter, run_id, order, before)
-        reporter.at("done", len(job.items))
+        reporter.at(DONE, len(job.items))
         dist.destroy_process_group()
         return 0
-    except Exception as error:  # the one place that turns a crash into a record
+    except BaseException as error:  # the one place that turns a crash into a record, an exit as well
         reporter.failed(*classify(error))
         sys.stderr.flush()
         os._exit(EXIT_FAILED)  # no clean-up: it could wait for ranks that are gone
@@ -106,11 +106,15 @@ def save(found: Record, item: jobs.Item, mesh: Mesh, reporter: Reporter) -> None
     gather.synchronize(mesh)
 
 
-def classify(error: Exception) -> tuple[Status, str, str, bool]:
+def classify(error: BaseException) -> tuple[Status, str, str, bool]:
     """(status, reason, detail, secondary) of an exception that ends a rank."""
     detail = "".join(traceback.format_exception(error))[-4000:]
     text = " ".join(str(error).split())
     reason = (text if isinstance(error, UserError) else f"{type(error).__name__}: {text}")[:500]
+    if not isinstance(error, Exception):  # sys.exit and the like: no word of why
+        said = f"{type(error).__name__}: {text}"[:300].rstrip(": ")
+        reason = f"the method ended its process ({said}): let it raise an error that says why"
+        return Status.CRASHED, reason, detail, False
     # torch's own allocators, then the driver and NCCL, which have no exception of their own for it.
     full = ("can't allocate memory", "driver error: out of memory", "failure 2 'out of memory'")
     if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or any(words in text for words in full):

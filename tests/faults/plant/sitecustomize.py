@@ -75,6 +75,10 @@ def _exception() -> None:
     raise RuntimeError("a planted exception")
 
 
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
 def _python_memory() -> None:
     bytearray(1 << 46)
 
@@ -145,6 +149,9 @@ KINDS = {
     "wrong_answer": _wrong_answer,
     "missing_library": _missing_library,
     "exit": lambda: os._exit(7),
+    "exit_well": lambda: os._exit(0),
+    "sys_exit": lambda: sys.exit(0),
+    "interrupt": _interrupt,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
