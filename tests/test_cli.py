@@ -313,6 +313,17 @@ def test_a_method_says_what_it_moves_and_why_it_cannot_run(
     ]
 
 
+def test_options_are_listed_as_they_are_given(capsys: pytest.CaptureFixture[str]) -> None:
+    from ringmark import methods
+    from ringmark.cell import parse_row
+
+    assert cli.main(["methods"]) == 0
+    out = capsys.readouterr().out
+    lines = [line.split("options ")[1] for line in out.splitlines() if line.strip().startswith("options ")]
+    listed = [parse_row("+".join(["it", *line.split(", ")]))[1] for line in lines]
+    assert listed == [methods.load(name).default_options for name in methods.names()]
+
+
 @pytest.mark.parametrize("line", MISTAKEN)
 def test_a_mistake_in_what_a_method_says_of_itself_is_told_with_its_line(
     line: str, own_methods: Path, capsys: pytest.CaptureFixture[str]

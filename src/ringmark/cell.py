@@ -115,7 +115,7 @@ class Cell:
         if self.seqlen_global < 1:
             raise ValueError(f"seqlen_global is {self.seqlen_global}: give a number of at least 1")
         for key, value in self.options.items():
-            if not _WORD.match(key) or not _OPTION_TEXT.match(_option_text(value)):
+            if not _WORD.match(key) or not _OPTION_TEXT.match(option_text(value)):
                 raise ValueError(
                     f"option {key}={value!r} cannot be written in a path: use letters, digits, _ . and -"
                 )
@@ -136,7 +136,7 @@ class Cell:
     def row(self) -> str:
         """The table row that a cell belongs to: its method and options."""
         return "+".join(
-            [self.method, *(f"{key}={_option_text(value)}" for key, value in self.options.items())]
+            [self.method, *(f"{key}={option_text(value)}" for key, value in self.options.items())]
         )
 
     @property
@@ -180,5 +180,6 @@ def parse_option(text: str) -> OptionValue:
     return int(text) if re.fullmatch(r"-?\d+", text) else text
 
 
-def _option_text(value: OptionValue) -> str:
+def option_text(value: object) -> str:
+    """The text that stands for an option's value, where `parse_option` reads it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

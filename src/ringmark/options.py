@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ringmark.cell import OptionValue
+from ringmark.cell import OptionValue, option_text
 from ringmark.errors import nearest
 
 
@@ -36,7 +36,7 @@ class Options:
                 return f"{method} has no option {name!r}: {known}"
             reason = self._reason_not(name, value)
             if reason:
-                return f"{name} is {_text(value)}: {reason}"
+                return f"{name} is {option_text(value)}: {reason}"
         return None
 
     def _reason_not(self, name: str, value: object) -> str | None:
@@ -48,8 +48,4 @@ class Options:
         # true is 1 to Python, and another word in a path
         if any(type(value) is type(choice) and value == choice for choice in choices):
             return None
-        return f"choose one of {', '.join(map(_text, choices))}"
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        return f"choose one of {', '.join(map(option_text, choices))}"

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ringmark.cell import MeshShape
+from ringmark.cell import MeshShape, option_text
 from ringmark.errors import UserError, in_words
 
 if TYPE_CHECKING:  # methods load torch, and the help of this verb is printed without it
@@ -53,7 +53,7 @@ def told(load: Callable[[str], type[Method]], name: str, lines: Callable[[Method
 
 
 def native_lines(method: Method, mesh: MeshShape) -> list[str]:
-    options = ", ".join(f"{key}={value}" for key, value in method.default_options.items())
+    options = ", ".join(f"{key}={option_text(value)}" for key, value in method.default_options.items())
     lines = [method.label, f"layout {method.layout}; {method.moves(mesh)}"]
     if reason := missing(method):
         lines.append(f"cannot run here: {reason}")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from ringmark.cell import option_text
 from ringmark.published.claim import Claim
 from ringmark.published.corpus import Corpus
 from ringmark.published.matching import Wanted, speakers, wanted
@@ -115,7 +116,7 @@ def _absolute(
 
 
 def _cell(asked: Wanted) -> str:
-    options = "".join(f"+{key}={value}" for key, value in asked.system.options.items())
+    options = "".join(f"+{key}={option_text(value)}" for key, value in asked.system.options.items())
     return f"{asked.system.method}{options}"
 
 
