@@ -201,6 +201,22 @@ BROKEN = {
         "asserts.py does not load: AssertionError (",
     ),
     "empty": ("", "empty.py does not load: AttributeError"),
+    "leaves": (
+        "raise SystemExit('bye')",
+        "leaves.py does not load: SystemExit: bye",
+    ),
+    "silent": (
+        "from ringmark.methods import burst\nclass Method(burst.Method):\n    pass\n",
+        "silent.py has a class Method without a label of its own: give it one",
+    ),
+    "borrowed": (
+        "from ringmark.methods.burst import Method\n",
+        "borrowed.py has the class Method of ringmark.methods.burst: derive one of its own from that",
+    ),
+    "spiral": (
+        "from .ring import Method as Ring\nclass Method(Ring):\n    label, layout = 'S', 'stripped'\n",
+        "spiral.py has the layout 'stripped': there is no layout 'stripped': did you mean 'striped'?",
+    ),
     "half": (
         "from ringmark.methods import base\nclass Method(base.Method):\n    label = 'half'\n",
         "half.py has a class Method without layout",
@@ -289,11 +305,54 @@ def test_a_part_of_a_method_is_hidden_by_its_first_letter(own_methods: Path) -> 
     assert not methods.misnamed()
 
 
+@pytest.mark.parametrize("label", [5, None, "", "two\nlines"])
+def test_a_label_is_a_text_of_one_line(
+    label: object, own_methods: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (own_methods / "mine.py").write_text(
+        f"from ringmark.methods import ring\nclass Method(ring.Method):\n    label = {label!r}\n"
+    )
+    assert cli.main(["methods"]) == 0
+    says = f"broken: mine.py has the label {label!r}: give it a text of one line"
+    assert says in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("label", "other"), [("burst  attention", "methods/burst.py"), ("yunchang USP", "peers/yunchang_usp.py")]
+)
+def test_two_methods_cannot_stand_in_tables_under_one_label(
+    label: str, other: str, own_methods: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ringmark import catalog
+
+    assert all(catalog.same_label(file, catalog.labels()) is None for file in catalog.labels())
+    named = {f"methods/{name}.py" for name in catalog.native_names()}
+    assert named | {f"peers/{name}.py" for name in catalog.peer_names()} == set(catalog.labels())
+    (own_methods / "mine.py").write_text(
+        "from ringmark.methods import ring\nLABEL = " + repr(label) + "\n"
+        "class Method(ring.Method):\n    label, layout = LABEL, 'zigzag'\n"
+    )
+    says = f"methods/mine.py has the label {label!r}, and so has {other}: give one of them another"
+    assert cli.main(["methods"]) == 0
+    assert f"  mine           broken: {says}" in capsys.readouterr().out
+    for methods in ("[mine]", "[native]"):
+        config = tmp_path / "c.yaml"
+        config.write_text(
+            "{campaign: c, device: cpu, mesh: {nodes: 1, gpus: 2}, "
+            f"grids: [{{methods: {methods}, seqlen_global: [64], shapes: [{{}}]}}]}}"
+        )
+        assert cli.main(["cells", str(config)]) == 2
+        (told,) = capsys.readouterr().err.splitlines()
+        assert "give one of them another" in told
+
+
 MISTAKEN = {
-    "def unsupported(self, cell): return cell.seqlen": "'seqlen' (methods/mine.py:3, in unsupported)",
+    "def unsupported(self, cell): return cell.seqlen": "'seqlen' (methods/mine.py:4, in unsupported)",
     "def unsupported(self, cell): return True": "unsupported(cell) gives True: return a sentence",
     "def unavailable(self): return True": "unavailable() gives True: return a sentence",
-    "def moves(self, mesh): return 1 / 0": "broken: ZeroDivisionError: division by zero (methods/mine.py:3",
+    "def moves(self, mesh): pass": "broken: TypeError: moves(mesh) gives None: return what a rank sends",
+    "def unavailable(self): exit(1)": "SystemExit: 1 (methods/mine.py:4, in unavailable)",
+    "def moves(self, mesh): return 1 / 0": "broken: ZeroDivisionError: division by zero (methods/mine.py:4",
 }
 
 
@@ -330,7 +389,7 @@ def test_a_mistake_in_what_a_method_says_of_itself_is_told_with_its_line(
 ) -> None:
     says = MISTAKEN[line]
     (own_methods / "mine.py").write_text(
-        "from ringmark.methods import ring\nclass Method(ring.Method):\n    " + line
+        "from ringmark.methods import ring\nclass Method(ring.Method):\n    label = 'Mine'\n    " + line
     )
     assert cli.main(["methods"]) == 0
     out = capsys.readouterr().out

@@ -128,6 +128,7 @@ def test_a_method_that_refuses_everything_is_not_passed_over(
 ) -> None:
     (tmp_path / "idle.py").write_text(
         "from ringmark.methods import ring\nclass Method(ring.Method):\n"
+        "    label = 'Idle'\n"
         "    def unsupported(self, cell): return 'not today'\n"
     )
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from ringmark.options import Options
 
 _PACKAGE = Path(__file__).parent
 _CONTRACT = ("ringmark.methods.base", "Method")  # above it no class has options
+# What reading a file raises that is written otherwise than a plan can read.
+_NOT_LITERAL = (ValueError, SyntaxError, LookupError, OSError, TypeError, RecursionError)
 EVERY = {"native": "methods", "peers": "peers"}  # a config's word for all of a folder: no method's name
 
 
@@ -114,8 +116,48 @@ def options(method: str) -> Options | None:
     folder = "methods" if method in native_names() else "peers"
     try:
         return _options_of(f"ringmark.{folder}.{method}", "Method")
-    except (ValueError, SyntaxError, LookupError, OSError, TypeError, RecursionError, _UnreadableError):
+    except (*_NOT_LITERAL, _UnreadableError):
         return None  # written otherwise than a plan can read: whoever runs it is told by the method itself
+
+
+def labels(**folders: Iterable[str | Path]) -> dict[str, str]:
+    """What tables call each method and peer, by its file, as far as that says it without being run."""
+    found = {}
+    for kind in EVERY.values():
+        places = _places(kind, folders.get(kind, ()))
+        for name in named(kind, places):
+            path = next(path for place in places if (path := place / f"{name}.py").exists())
+            if label := _label_in(path, path.stat().st_mtime_ns):
+                found[f"{kind}/{name}.py"] = label
+    return found
+
+
+def same_label(file: str, known: Mapping[str, str]) -> str | None:
+    """What to say of a file whose label another one has, case and spaces aside, or None."""
+    plain = {each: "".join(label.split()).casefold() for each, label in known.items()}
+    other = next((each for each in plain if each != file and plain[each] == plain.get(file)), None)
+    return other and f"{file} has the label {known[file]!r}, and so has {other}: give one of them another"
+
+
+def check_labels(methods: Collection[str]) -> None:
+    """Refuse a method that would stand in tables under another's label."""
+    known = labels()
+    for file in known:
+        if Path(file).stem in methods and (reason := same_label(file, known)):
+            raise UserError(reason)
+
+
+@cache
+def _label_in(path: Path, changed: int) -> str | None:
+    """The label that a file gives its class; None where a plan cannot read it there."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        stated = _class(tree, "Method")
+        given = dict(_assigned(stated))["label"] if stated else None
+        label = ast.literal_eval(_Constants(tree).visit(given)) if given else None
+    except _NOT_LITERAL:
+        return None
+    return label if isinstance(label, str) else None
 
 
 class _UnreadableError(Exception):
@@ -134,18 +176,36 @@ def _options_of(module: str, name: str) -> Options:
     if package != "ringmark":
         raise _UnreadableError(f"{module} is not of this package")
     tree = ast.parse(_text(*place))
-    stated = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
+    stated = _class(tree, name)
     if stated is None or len(stated.bases) != 1:
         raise _UnreadableError(f"{module} has no class {name} with one base")
     above = _options_of(*_origin(tree, module, stated.bases[0]))
     constants = _Constants(tree)
     values: dict[str, dict[str, Any]] = {"default_options": {}, "choices": {}}
-    for line in stated.body:
-        targets = [line.target] if isinstance(line, ast.AnnAssign) else getattr(line, "targets", [])
-        for target in targets:
-            if isinstance(target, ast.Name) and target.id in values:
-                values[target.id] = ast.literal_eval(constants.visit(line.value))  # type: ignore[attr-defined]
+    for word, value in _assigned(stated):
+        if word in values:
+            values[word] = ast.literal_eval(constants.visit(value))
     return above.below(Options(values["default_options"], values["choices"]))
+
+
+def _class(tree: ast.Module, name: str) -> ast.ClassDef | None:
+    return next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
+
+
+def _assigned(stated: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
+    """The names that a class assigns in its body, each with what it is given."""
+    for line in stated.body:
+        targets = line.targets if isinstance(line, ast.Assign) else []
+        if isinstance(line, ast.AnnAssign):
+            targets = [line.target]
+        value: ast.expr | None = getattr(line, "value", None)
+        for target in targets if value is not None else []:
+            pairs = [(target, value)]
+            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):  # label, layout = ...
+                pairs = list(zip(target.elts, value.elts))
+            for one, its in pairs:
+                if isinstance(one, ast.Name) and its is not None:
+                    yield one.id, its
 
 
 class _Constants(ast.NodeTransformer):

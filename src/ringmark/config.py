@@ -42,7 +42,8 @@ class Grid:
         for kernel in self.kernels:
             if reason := catalog.unknown_kernel(kernel):
                 raise ValueError(reason)
-        rows(self)  # what no method can be asked is refused here
+        named = {parse_row(row)[0] for row in rows(self)}  # what no method can be asked is refused here
+        catalog.check_labels(named)
 
 
 @dataclass(frozen=True)

@@ -52,10 +52,17 @@ def divisor(layout: str, world_size: int) -> int:
     return math.lcm(2 * (world_size // sharers), world_size) if kind == "zigzag" else world_size
 
 
+def unknown(layout: object) -> str | None:
+    """What to say of a word that is no layout's name, with the nearest that is, or None."""
+    if isinstance(layout, str) and _split(layout)[0] in LAYOUTS:
+        return None
+    return f"there is no layout {layout!r}: {nearest(str(layout), LAYOUTS)}"
+
+
 def reason_not(layout: str, seqlen_global: int, world_size: int) -> str | None:
     """Why a sequence cannot be dealt out so, or None."""
-    if _split(layout)[0] not in LAYOUTS:
-        return f"there is no layout {layout!r}: {nearest(layout, LAYOUTS)}"
+    if reason := unknown(layout):
+        return reason
     must = divisor(layout, world_size)
     if seqlen_global % must:
         below, above = seqlen_global // must * must, (seqlen_global // must + 1) * must

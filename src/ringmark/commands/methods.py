@@ -20,12 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ringmark import kernels, methods, peers
+    from ringmark import catalog, kernels, methods, peers
 
+    known = catalog.labels(methods=methods.__path__, peers=peers.__path__)
     mesh = MeshShape.parse(args.mesh)
     print(f"methods (layout; bytes that one rank sends in an iteration on {mesh}, in local tensors T)")
     for name in methods.names():
-        first, *more = told(methods.load, name, lambda method: native_lines(method, mesh))
+        alike = catalog.same_label(f"methods/{name}.py", known)
+        first, *more = told(methods.load, name, lambda method: native_lines(method, mesh), alike)
         print(f"  {name:<14} {first}")
         for line in more:
             print(f"  {'':<14} {line}")
@@ -33,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"  {name:<14} broken: {reason}")
     print("peers (other people's implementations, timed by the same worker)")
     for name in peers.names():
-        print(f"  {name:<22} {told(peers.load, name, peer_lines)[0]}")
+        alike = catalog.same_label(f"peers/{name}.py", known)
+        print(f"  {name:<22} {told(peers.load, name, peer_lines, alike)[0]}")
     for name, reason in peers.misnamed().items():
         print(f"  {name:<22} broken: {reason}")
     print("kernels ('auto' takes the fastest that fits)")
@@ -42,19 +45,24 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def told(load: Callable[[str], type[Method]], name: str, lines: Callable[[Method], list[str]]) -> list[str]:
+def told(
+    load: Callable[[str], type[Method]], name: str, lines: Callable[[Method], list[str]], broken: str | None
+) -> list[str]:
     """What a file says of itself; of a broken one, why it does not: others are listed all the same."""
     try:
-        return lines(load(name)())
+        return lines(load(name)()) if broken is None else [f"broken: {broken}"]
     except (UserError, ImportError) as error:
         return [f"broken: {error}"]
-    except Exception as error:  # its author's mistake, wherever it is
+    except (Exception, SystemExit) as error:  # its author's mistake, wherever it is
         return [f"broken: {in_words(error)}"]
 
 
 def native_lines(method: Method, mesh: MeshShape) -> list[str]:
     options = ", ".join(f"{key}={option_text(value)}" for key, value in method.default_options.items())
-    lines = [method.label, f"layout {method.layout}; {method.moves(mesh)}"]
+    moves: object = method.moves(mesh)
+    if not isinstance(moves, str):
+        raise TypeError(f"moves(mesh) gives {moves!r}: return what a rank sends, in words")
+    lines = [method.label, f"layout {method.layout}; {moves}"]
     if reason := missing(method):
         lines.append(f"cannot run here: {reason}")
     return [*lines, f"options {options}"] if options else lines

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from ringmark import layout as layouts
 from ringmark.cell import Cell, MeshShape, OptionValue
 from ringmark.comm.mesh import Mesh
 from ringmark.errors import UserError, in_words
@@ -111,12 +112,25 @@ def load_class(module: str) -> type[Method]:
     try:
         found: type[Method] = importlib.import_module(module).Method
         made = found()
-    except Exception as error:  # a file may raise anything while it is imported
+    except (Exception, SystemExit) as error:  # a file may raise anything while it is imported
         raise ImportError(f"{name}.py does not load: {in_words(error)}") from error
-    for needed in ("label", "layout"):
-        if not hasattr(made, needed):
-            raise ImportError(f"{name}.py has a class Method without {needed}: give it one")
+    if reason := _misstated(made, module):
+        raise ImportError(f"{name}.py {reason}")
     return found
+
+
+def _misstated(made: Method, module: str) -> str | None:
+    """What is wrong with what a method says of itself, and what to do about it, or None."""
+    if type(made).__module__ != module:
+        return f"has the class Method of {type(made).__module__}: derive one of its own from that"
+    if "label" not in vars(type(made)):  # the one that a class inherits is another method's
+        return "has a class Method without a label of its own: give it one"
+    if not isinstance(made.label, str) or len(made.label.splitlines()) != 1 or not made.label.strip():
+        return f"has the label {made.label!r}: give it a text of one line"
+    if not hasattr(made, "layout"):
+        return "has a class Method without layout: give it one"
+    reason = layouts.unknown(made.layout)
+    return f"has the layout {made.layout!r}: {reason}" if reason else None
 
 
 def reason_of(asked: str, answer: object) -> str | None:

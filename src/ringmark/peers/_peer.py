@@ -168,7 +168,7 @@ def _load_failure(adapter: type[Peer]) -> str | None:
     """Why the library does not import, or None; Python itself remembers an import that worked."""
     try:
         adapter.load()
-    except Exception as error:  # as absent as one that was never installed
+    except (Exception, SystemExit) as error:  # as absent as one that was never installed
         words = " ".join(str(error).split())[:300]
         found = f"{adapter.library} {version_of(adapter.distribution, adapter.library)}"
         return f"{found} is installed but does not import: {type(error).__name__}: {words}"
