@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -41,6 +42,27 @@ cells = st.builds(
 
 def passed_record(repeat: int) -> Record:
     return make(Cell("ring", 1024, Shape(1, 4, 4, 64, "fp32"), "fwd_bwd", MeshShape(2, 2)), repeat=repeat)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"label": 5}, "label must be a text, not 5"),
+        ({"settings": {"scale": float("nan")}}, "would hold what a record cannot: "),
+        ({"settings": {"scale": {1, 2}}}, "would hold what a record cannot: "),
+    ],
+)
+def test_what_could_not_be_read_is_not_written(changes: dict[str, object], says: str, tmp_path: Path) -> None:
+    """A record that nobody can read would stop its campaign for good."""
+    path, found = tmp_path / "r.json", passed_record(0)
+    assert found.ran is not None
+    bad = dataclasses.replace(found, ran=dataclasses.replace(found.ran, **changes))  # type: ignore[arg-type]
+    with pytest.raises(UserError) as told:
+        record.write(bad, path)
+    assert says in str(told.value)
+    assert not path.exists()
+    record.write(found, path)
+    assert record.read(path) == found
 
 
 @given(cells)

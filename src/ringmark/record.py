@@ -300,7 +300,13 @@ def in_place_of(path: Path) -> Iterator[Path]:
 
 
 def write(record: Record, path: Path) -> None:
-    write_atomic(path, json.dumps(schema.dump(record), indent=1, allow_nan=False) + "\n")
+    """Write a record; one that `read` would refuse is refused before, and nothing is written."""
+    try:
+        text = json.dumps(schema.dump(record), indent=1, allow_nan=False) + "\n"
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path} would hold what a record cannot: {error}") from None
+    from_json(json.loads(text), str(path))
+    write_atomic(path, text)
 
 
 def read(path: Path) -> Record:
