@@ -311,6 +311,31 @@ def test_one_gpu_is_checked_without_any_world() -> None:
     assert _checked(mesh, methods.load("ring")(), cell).ok
 
 
+NO_ANSWERS: dict[str, tuple[str, Any, str]] = {
+    "no out": ("attend", lambda *_: (None, torch.ones(1)), "gives (None, a Tensor): return (out, lse), 2"),
+    "nothing": ("attend", lambda *_: None, "attend() of single gives None: return (out, lse), 2 tensors"),
+    "no lse": ("attend", lambda q, *_: q, "gives a Tensor: return (out, lse), 2 tensors"),
+    "no dv": ("gradients", lambda dout, q, k, *_: (q, k), "(a Tensor, a Tensor): return (dq, dk, dv), 3"),
+    "no output": ("forward", lambda *_: None, "single gave None as its output: return a tensor"),
+    "detached": (
+        "forward",
+        lambda q, *_: q.detach(),
+        "gave an output that has no gradient: its forward must",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NO_ANSWERS)
+def test_what_a_method_should_return_is_told_in_words(case: str) -> None:
+    name, wrong, says = NO_ANSWERS[case]
+    mesh = Mesh(1, 1, 0, torch.device("cpu"))
+    method = methods.load("single")()
+    setattr(method, name, wrong)
+    with pytest.raises((TypeError, check.NoAnswerError)) as told:
+        _checked(mesh, method, _cell("single", mesh, 64))
+    assert says in str(told.value)
+
+
 def _tiny_bounds(mesh: Mesh) -> dict[tuple[int, str, str], list[str]]:
     """Of every tiny bound why it is refused, or the verdicts on it."""
     told: dict[tuple[int, str, str], list[str]] = {}

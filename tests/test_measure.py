@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 
 from make_records import make
+from ringmark import methods
 from ringmark.bench import worker
 from ringmark.bench.measure import above_peak, flagged
 from ringmark.cell import Cell, MeshShape, Shape
+from ringmark.methods.base import settings_of
 from ringmark.record import Status
 
 
@@ -38,6 +41,31 @@ def test_a_rate_above_the_peak_is_a_bug_of_ours() -> None:
     assert "above the peak" in str(above_peak(impossible, ran, found.cell))
     unknown = dataclasses.replace(ran, device="a device that nobody stated a peak of")
     assert above_peak(impossible, unknown, found.cell) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (None, "settings() of ring gives None: return a dict of names and values"),
+        (
+            {"scale": torch.ones(2)},
+            "settings() of ring gives a Tensor for 'scale': give texts, finite numbers",
+        ),
+        ({"scale": float("nan")}, "settings() of ring gives nan for 'scale': give texts, finite numbers"),
+    ],
+)
+def test_settings_that_no_record_can_hold_are_told(found: Any, says: str) -> None:
+    method = methods.load("ring")()
+    method.settings = lambda: found  # type: ignore[method-assign]
+    with pytest.raises(TypeError) as told:
+        settings_of(method)
+    assert str(told.value).startswith(says)
+
+
+def test_settings_are_a_methods_own_to_keep() -> None:
+    method = methods.load("ring")()
+    settings_of(method).clear()
+    assert settings_of(method) == method.settings() != {}
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,12 @@ def in_words(error: BaseException) -> str:
     return type(error).__name__ + (f": {said}" if said else "") + (f" ({where})" if where else "")
 
 
+def shown(value: object) -> str:
+    """A value in a few words: a small one as it is written, any other by its kind."""
+    small = value is None or isinstance(value, (bool, int, float, str))
+    return repr(value)[:80] if small else f"a {type(value).__name__}"
+
+
 def place(trace: str) -> str | None:
     """The last line in the text of a traceback that is of no installed library, else its last, or None."""
     lines = re.findall(r'^ *File "([^<"][^"]*)", line (\d+), in (\S+)', trace, re.M)

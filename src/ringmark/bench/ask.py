@@ -20,10 +20,8 @@ def refusal(cell: Cell) -> Refusal | None:
         return Status.UNSUPPORTED, str(error)
     except ImportError as error:
         return Status.UNAVAILABLE, str(error)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # its author's mistake: told with the line, no ranks are started for it
+    except (Exception, SystemExit) as error:
+        # Its author's mistake: told with the line, no ranks are started for it.
         return Status.CRASHED, f"{cell.method} cannot say whether it takes this cell: {in_words(error)}"
 
 

@@ -24,6 +24,7 @@ from ringmark.bench import balance, compare, exact, gather, prints, uniform, yar
 from ringmark.bench.problem import Problem
 from ringmark.cell import Cell
 from ringmark.comm.mesh import Mesh
+from ringmark.errors import shown
 from ringmark.kernels.base import Kernel
 from ringmark.methods.base import Method
 from ringmark.record import Check, TensorError
@@ -188,10 +189,17 @@ def _where_keys_weigh_alike(cell: Cell, method: Method, problem: Problem) -> tor
 def _forward(cell: Cell, method: Method, problem: Problem) -> torch.Tensor:
     """The method's own forward; what it gives has the shape and dtype of q, or is no answer at all."""
     out, q = method.forward(problem.q, problem.k, problem.v), problem.q
+    if not isinstance(out, torch.Tensor):
+        raise NoAnswerError(f"{cell.method} gave {shown(out)} as its output: return a tensor like q")
     if (out.shape, out.dtype) != (q.shape, q.dtype):
         raise NoAnswerError(
             f"{cell.method} gave an output of shape {tuple(out.shape)} in {out.dtype}: "
             f"its q has {tuple(q.shape)} in {q.dtype}, and so must its output"
+        )
+    if problem.dout is not None and not out.requires_grad:
+        raise NoAnswerError(
+            f"{cell.method} gave an output that has no gradient: its forward must not detach it, "
+            "nor compute it under no_grad"
         )
     return out
 

@@ -22,7 +22,7 @@ from ringmark.comm.mesh import Mesh
 from ringmark.errors import UserError
 from ringmark.job import Item
 from ringmark.kernels.base import Kernel
-from ringmark.methods.base import Method, reason_of
+from ringmark.methods.base import Method, reason_of, settings_of
 from ringmark.record import Asked, Check, Failure, Ran, Record, Series, Status, TensorError, Timing, headline
 
 Refusal = tuple[Status, str]
@@ -177,7 +177,7 @@ def what_ran(
     started_at: str,
     sent: tuple[int, int],
 ) -> Ran:
-    settings = method.settings()
+    settings = settings_of(method)
     counted = method.implementation == Method.implementation  # a peer's transfers are not ours to count
     return Ran(
         run_id=run_id,

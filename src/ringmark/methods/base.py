@@ -8,6 +8,7 @@ imports ringmark.bench or ringmark.record: it cannot time or grade itself.
 from __future__ import annotations
 
 import importlib
+import json
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from ringmark import layout as layouts
 from ringmark.cell import Cell, MeshShape, OptionValue
 from ringmark.comm.mesh import Mesh
-from ringmark.errors import UserError, in_words
+from ringmark.errors import UserError, in_words, shown
 from ringmark.kernels import merge
 from ringmark.kernels.base import Kernel
 from ringmark.options import Options
@@ -140,6 +141,36 @@ def reason_of(asked: str, answer: object) -> str | None:
     return answer
 
 
+def settings_of(method: Method) -> dict[str, Any]:
+    """A copy of what a method says of how it ran; what a record cannot hold is refused."""
+    found: object = method.settings()
+    if not isinstance(found, dict):
+        raise TypeError(
+            f"settings() of {method.name()} gives {shown(found)}: return a dict of names and values"
+        )
+    for key, value in found.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"settings() of {method.name()} gives {shown(value)} for {key!r}: "
+                "give texts, finite numbers, true or false, and lists or dicts of these"
+            ) from None
+    return dict(found)
+
+
+def _tensors(names: str, asked: str, method: Method, answer: object) -> tuple[torch.Tensor, ...]:
+    """What a method answers where it should return these tensors; anything else is refused."""
+    count = len(names.split(", "))
+    if not isinstance(answer, (tuple, list)):
+        given = shown(answer)
+    elif len(answer) == count and all(isinstance(one, torch.Tensor) for one in answer):
+        return tuple(answer)
+    else:
+        given = f"({', '.join(map(shown, answer))})"
+    raise TypeError(f"{asked} of {method.name()} gives {given}: return ({names}), {count} tensors")
+
+
 def _stated(kind: Any) -> Options:
     return Options(kind.default_options, kind.choices)
 
@@ -149,7 +180,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, method: Method, q: Any, k: Any, v: Any, scale: float) -> torch.Tensor:
-        out, lse = method.attend(q, k, v, scale)
+        out, lse = _tensors("out, lse", "attend()", method, method.attend(q, k, v, scale))
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.method, ctx.scale = method, scale
         return out
@@ -157,7 +188,8 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor) -> Any:
         q, k, v, out, lse = ctx.saved_tensors
-        dq, dk, dv = ctx.method.gradients(dout.contiguous(), q, k, v, out, lse, ctx.scale)
+        answer = ctx.method.gradients(dout.contiguous(), q, k, v, out, lse, ctx.scale)
+        dq, dk, dv = _tensors("dq, dk, dv", "gradients()", ctx.method, answer)
         return None, dq, dk, dv, None
 
 
