@@ -73,9 +73,9 @@ def test_another_question_is_refused_before_anything_is_written(
 
 @pytest.mark.usefixtures("measured")
 def test_the_workflow_refuses_it_before_it_plans() -> None:
-    dag.Campaign.from_snakemake(CONFIG).check()
+    dag.Campaign.from_snakemake(CONFIG, ["c.yaml"]).check()
     with pytest.raises(SystemExit, match="2 passed records were asked for otherwise in campaign c"):
-        dag.Campaign.from_snakemake({**CONFIG, "seed": 1}).check()
+        dag.Campaign.from_snakemake({**CONFIG, "seed": 1}, ["c.yaml"]).check()
 
 
 @pytest.mark.usefixtures("measured")
@@ -140,7 +140,7 @@ def test_records_of_another_state_are_kept_and_told(capsys: pytest.CaptureFixtur
         assert cli.main(argv) == 0
         assert capsys.readouterr().out.count(says) == 1, argv
     assert {name: text for name, text in files().items() if name in before} == before
-    dag.Campaign.from_snakemake(CONFIG).check()
+    dag.Campaign.from_snakemake(CONFIG, ["c.yaml"]).check()
     assert says in capsys.readouterr().err
 
 

@@ -217,9 +217,20 @@ def test_a_cluster_of_no_size_is_refused(change: dict, says: str, tmp_path: Path
         cluster.read(tmp_path / "x.yaml")
 
 
-def test_overrides_lie_over_the_default_config() -> None:
-    assert dag.with_default({"cluster": "x"})["campaign"] == "local"
-    assert dag.with_default(SMALL) == SMALL
+@pytest.mark.parametrize("given", [{"cluster": "x"}, {"campaign": "q2"}, {"measure": {"warmup": 4}}])
+def test_single_keys_lie_over_the_default_config_whatever_they_are(given: dict) -> None:
+    local = yamlfile.read(dag.DEFAULT_CONFIG)
+    found = dag.with_default(given, [])
+    measure = {**local["measure"], **given.get("measure", {})}
+    assert found == {**local, **given, "measure": measure}
+
+
+def test_a_config_file_has_no_default_below_it(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump(SMALL))
+    assert dag.with_default(SMALL, [path]) == SMALL
+    with pytest.raises(SystemExit, match="config lacks the key 'mesh'"):
+        dag.Campaign.from_snakemake({"campaign": "q2"}, [path])
 
 
 def test_a_list_of_records_that_are_gone_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,9 +51,12 @@ def write(folder: Path, site: dict[str, Any] | None = None, **changes: Any) -> N
 
 
 def snakemake(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "snakemake", "--configfile", "c.yaml", *words]
+    return bare_snakemake(folder, "--configfile", "c.yaml", *words, **environ)
+
+
+def bare_snakemake(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        argv,
+        [sys.executable, "-m", "snakemake", *words],
         cwd=folder,
         env={**os.environ, **environ},
         capture_output=True,
@@ -95,6 +98,12 @@ def test_without_a_cluster_the_local_campaign_is_planned(checkout: Path) -> None
     assert done.returncode == 0, done.stderr
     assert "measure" in rules(done)  # a root Snakefile that only includes another would plan nothing
     assert "ringmark: " not in done.stderr
+
+
+def test_a_name_alone_lies_over_the_default_config(checkout: Path) -> None:
+    done = bare_snakemake(checkout, "--profile", "workflow/profiles/local", "--config", "campaign=q2", "-n")
+    assert done.returncode == 0, done.stderr
+    assert "results/q2/cells.csv" in done.stdout + done.stderr
 
 
 def test_what_the_verbs_refuse_the_workflow_refuses_in_the_same_sentence(checkout: Path) -> None:

@@ -31,10 +31,10 @@ class Campaign:
     jobs: list[jobs.Job]
 
     @classmethod
-    def from_snakemake(cls, given: dict[str, Any]) -> Campaign:
+    def from_snakemake(cls, given: dict[str, Any], configfiles: Iterable[str | Path] = ()) -> Campaign:
         """The campaign of --configfile; without one config/local.yaml, with what --config overrides."""
         try:
-            config = configs.from_data(with_default(given), "config")
+            config = configs.from_data(with_default(given, configfiles), "config")
             campaign = cls(config, configs.jobs(config, RESULTS))
             campaign.forget_false_manifests()
             return campaign
@@ -82,12 +82,9 @@ class Campaign:
         """The time limit of one job."""
         return submit.minutes(next(job for job in self.jobs if job.id == job_id), self.config)
 
-    def check(self, configfiles: Iterable[str | Path] = ()) -> None:
-        """Before anything is planned: no key comes twice, no record would be replaced; old code is told."""
+    def check(self) -> None:
+        """Before anything is planned: no record would be replaced; old code is told."""
         try:
-            for path in map(Path, configfiles):  # Snakemake has read them, and took the last of two keys
-                if path.suffix in (".yaml", ".yml"):
-                    yamlfile.read(path, "config")
             aside.check(self.config.campaign, [item for job in self.jobs for item in job.items])
             sentence = aside.told(self.jobs)
         except UserError as error:
@@ -156,8 +153,20 @@ def folder_of(path: str) -> str:
     return str(Path(path).parent)
 
 
-def with_default(given: dict[str, Any]) -> dict[str, Any]:
-    """`given` if it is a whole config; else the default config with `given` laid over it."""
-    if "campaign" in given:
-        return given
-    return {**yamlfile.read(DEFAULT_CONFIG, "config"), **given}
+def with_default(given: dict[str, Any], configfiles: Iterable[str | Path]) -> dict[str, Any]:
+    """What the config files say, with --config laid over it; without a file, the default config below that.
+
+    `given` is what Snakemake made of both: which of its keys come from a file it does not tell.
+    """
+    files = list(map(Path, configfiles))
+    for path in files:  # Snakemake has read them in its own way, and took the last of two keys
+        if path.suffix in (".yaml", ".yml"):
+            yamlfile.read(path, "config")
+    return given if files else overlaid(yamlfile.read(DEFAULT_CONFIG, "config"), given)
+
+
+def overlaid(below: Any, above: Any) -> Any:
+    """Plain data with other data laid over it: of mappings in both only the keys given above change."""
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return above
+    return {**below, **{key: overlaid(below.get(key), value) for key, value in above.items()}}
