@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -76,6 +77,41 @@ def test_mistakes_are_told_in_a_sentence() -> None:
             move(torch.zeros(1, 8, 1), "zgzag", alone)
     with pytest.raises(UserError, match=r"torch.int64 is not computed"):
         ringmark.method("ring", alone)(*[torch.zeros(1, 8, 4, 16, dtype=torch.int64)] * 3)
+
+
+def test_k_and_v_that_do_not_fit_are_told_before_anything_is_sent() -> None:
+    alone = Mesh(1, 1, 0, torch.device("cpu"))
+    q = torch.zeros(1, 8, 4, 16)
+    for k, v, says in (
+        (q, q[:, :, :2], "ring: k is (1, 8, 4, 16), v (1, 8, 2, 16): give them one shape"),
+        (q, q[..., :8], "v (1, 8, 4, 8): give them one shape"),
+        (q[:, :4], q[:, :4], "k and v (1, 4, 4, 16): only the number of heads may differ"),
+        (q[..., :8], q[..., :8], "only the number of heads may differ"),
+        (torch.cat([q, q]), torch.cat([q, q]), "only the number of heads may differ"),
+        (q[0], q, "k has the shape (8, 4, 16): give (batch, rows, heads, head_dim)"),
+        (q.double(), q, "more than one dtype (q torch.float32, k torch.float64, v torch.float32): give them"),
+        (q.bfloat16(), q.bfloat16(), "more than one dtype"),
+        (q, q.to("meta"), "more than one device (q cpu, k cpu, v meta): give them one"),
+    ):
+        for causal in (True, False):
+            with pytest.raises(UserError, match=re.escape(says)):
+                ringmark.method("ring", alone, causal=causal)(q, k, v)
+
+
+def mistaken_then_right(mesh: Mesh, problem: exact.Problem) -> float:
+    attention = ringmark.method("ring", mesh)
+    q, k, v = (ringmark.shard(full, attention.layout, mesh) for full in (problem.q, problem.k, problem.v))
+    attention(q, k, v)
+    for wrong_k, wrong_v in ((k[:, :4], v[:, :4]), (k, v[..., :8]), (k.double(), v)):
+        with pytest.raises(UserError):
+            attention(q, wrong_k, wrong_v)
+    out = ringmark.unshard(attention(q, k, v), attention.layout, mesh)
+    return float((out - problem.exact["out"]).norm() / problem.exact["out"].norm())
+
+
+def test_a_call_after_a_mistake_is_as_right_as_the_first() -> None:
+    """What a call that failed half way had sent, the next would have received."""
+    assert max(run_world(2, mistaken_then_right, exact.make(16), timeout_s=60.0)) <= 1e-5
 
 
 def test_the_names_are_there_without_torch_until_one_is_used() -> None:

@@ -45,7 +45,7 @@ class Attention:
     ) -> None:
         self.name, self.mesh, self.causal, self.kernel, self.scale = name, mesh, causal, kernel, scale
         self._method = natives.load(name)(**options)
-        self._kernels: dict[tuple[Shape, int, torch.device], Kernel] = {}
+        self._kernels: dict[object, Kernel] = {}
         if reason := reason_of("unavailable()", self._method.unavailable()):
             raise UserError(f"{name} cannot run here: {reason}")
         self._method.layout_on(mesh.gpus, mesh.world_size)  # a degree that does not fit is told now
@@ -60,12 +60,18 @@ class Attention:
         return self._method.settings()
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        kernel = self._kernel_for(q, k)
+        kind = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
+        if kind not in self._kernels:
+            self._kernels[kind] = self._kernel_for(q, k, v)
+        kernel = self._kernels[kind]
         if getattr(self._method, "kernel", None) is not kernel:
             self._method.setup(self.mesh, kernel, causal=self.causal, scale=self.scale)
         return self._method.forward(q, k, v)
 
-    def _kernel_for(self, q: torch.Tensor, k: torch.Tensor) -> Kernel:
+    def _kernel_for(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Kernel:
+        """The kernel for such tensors, which a rank looks at before anything has left it."""
+        if reason := mismatch(q, k, v):
+            raise UserError(f"{self.name}: {reason}")
         batch, seqlen_local, num_heads_q, head_dim = q.shape
         mask = "causal" if self.causal else "full"
         if q.dtype not in DTYPE_NAMES:
@@ -74,15 +80,29 @@ class Attention:
             shape = Shape(batch, num_heads_q, k.shape[2], head_dim, DTYPE_NAMES[q.dtype], mask)  # type: ignore[arg-type]
         except ValueError as error:
             raise UserError(str(error)) from None
-        known = (shape, seqlen_local, q.device)
-        if known not in self._kernels:
-            seqlen_global = seqlen_local * self.mesh.world_size
-            mesh_shape = MeshShape(self.mesh.nodes, self.mesh.gpus)
-            cell = Cell(self.name, seqlen_global, shape, mesh=mesh_shape, options=self._method.options)
-            if reason := reason_of("unsupported(cell)", self._method.unsupported(cell)):
-                raise UserError(f"{self.name}: {reason}")
-            self._kernels[known] = kernels.select(self.kernel, shape, q.device)
-        return self._kernels[known]
+        seqlen_global = seqlen_local * self.mesh.world_size
+        mesh_shape = MeshShape(self.mesh.nodes, self.mesh.gpus)
+        cell = Cell(self.name, seqlen_global, shape, mesh=mesh_shape, options=self._method.options)
+        if reason := reason_of("unsupported(cell)", self._method.unsupported(cell)):
+            raise UserError(f"{self.name}: {reason}")
+        return kernels.select(self.kernel, shape, q.device)
+
+
+def mismatch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
+    """Why three tensors are not the q, k and v of one call, or None."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            return f"{name} has the shape {tuple(tensor.shape)}: give (batch, rows, heads, head_dim)"
+    if k.shape != v.shape:
+        return f"k is {tuple(k.shape)}, v {tuple(v.shape)}: give them one shape"
+    if any(q.shape[dim] != k.shape[dim] for dim in (0, 1, 3)):
+        return f"q is {tuple(q.shape)}, k and v {tuple(k.shape)}: only the number of heads may differ"
+    for what in ("dtype", "device"):
+        found = [getattr(tensor, what) for tensor in (q, k, v)]
+        if len(set(found)) > 1:
+            named = ", ".join(f"{name} {value}" for name, value in zip("qkv", found))
+            return f"q, k and v have more than one {what} ({named}): give them one"
+    return None
 
 
 def method(
