@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ringmark import catalog, cli, cluster, dag, job, yamlfile
+from ringmark import catalog, cli, cluster, dag, job, schema, yamlfile
 from ringmark import config as configs
 from ringmark.commands import run
 from ringmark.errors import UserError
@@ -186,6 +186,13 @@ def test_no_yaml_is_told(tmp_path: Path) -> None:
         (b"campaign: a\nmesh: {gpus: 2}\ncampaign: b\n", "line 3 gives the key 'campaign' again"),
         (b"campaign: a\nmesh: {gpus: 2, gpus: 4}\n", "gives the key 'gpus' again"),
         (b"campaign: 2026-99-99\n", "is no valid YAML"),
+        (
+            b"campaign: a\nlengths: [0512]\n",
+            "x.yaml line 2 has 0512, which YAML reads as 330: write the number",
+        ),
+        (b"lengths: [1:30]\n", "line 1 has 1:30, which YAML reads as 90"),
+        (b"time_limit_min: 4:00:00\n", "line 1 has 4:00:00, which YAML reads as 14400"),
+        (b"time_limit_s: 1:30.5\n", "line 1 has 1:30.5, which YAML reads as 90.5"),
     ],
 )
 @pytest.mark.parametrize("reader", [configs.read, cluster.read])
@@ -195,6 +202,27 @@ def test_every_file_of_a_user_is_read_with_the_same_care(
     (tmp_path / "x.yaml").write_bytes(data)
     with pytest.raises(UserError) as caught:
         reader(tmp_path / "x.yaml")
+    assert says in str(caught.value)
+
+
+def test_numbers_that_are_what_they_seem_are_taken() -> None:
+    text = "[0, -3, 65_536, 0.5, 1.5e+3, 0x20, '0512', 089, '1:30']"
+    assert yamlfile.parse(text, "x.yaml") == [0, -3, 65536, 0.5, 1500.0, 32, "0512", "089", "1:30"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("env: {NCCL_NVLS_ENABLE: off}", "x.yaml.env.NCCL_NVLS_ENABLE must be a text, not False: put it in"),
+        ("env: {ON: '1'}", "x.yaml.env has the key True, which is no text: put it in quotes"),
+        ("partition: 12", "x.yaml.partition must be a text, not 12: put it in quotes"),
+        ("modules: [cuda, 12.4]", "x.yaml.modules[1] must be a text, not 12.4: put it in quotes"),
+        ("name: [a]", "x.yaml.name must be a text, not ['a']"),
+    ],
+)
+def test_what_yaml_takes_for_no_text_is_told(text: str, says: str) -> None:
+    with pytest.raises(UserError) as caught:
+        schema.load(cluster.Cluster, yamlfile.parse(text, "x.yaml"), "x.yaml")
     assert says in str(caught.value)
 
 

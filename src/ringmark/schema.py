@@ -113,8 +113,10 @@ def _mapping_loader(value_kind: Any) -> _Loader:
             raise _MisfitError(f" must be a mapping, not {data!r}")
         loaded = {}
         for key, value in data.items():
+            if not isinstance(key, str):  # YAML's own: ON and NO mean true and false
+                raise _MisfitError(f" has the key {key!r}, which is no text: put it in quotes")
             try:
-                loaded[str(key)] = load_value(value)
+                loaded[key] = load_value(value)
             except _MisfitError as misfit:
                 raise misfit.within(f".{key}") from None
         return loaded
@@ -132,7 +134,10 @@ def _scalar_loader(kind: Any) -> _Loader:
             return float(data)
         if isinstance(data, kind) and not (kind is int and isinstance(data, bool)):
             return data
-        raise _MisfitError(f" must be {_PLAIN.get(kind, kind.__name__)}, not {data!r}")
+        # To YAML on, off, yes and no are true and false, 2026-01-01 is a date and 1.10 a number.
+        is_word = kind is str and not isinstance(data, (dict, list, type(None)))
+        advice = ": put it in quotes" if is_word else ""
+        raise _MisfitError(f" must be {_PLAIN.get(kind, kind.__name__)}, not {data!r}{advice}")
 
     return load_scalar
 
