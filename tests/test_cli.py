@@ -65,6 +65,7 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
         ([*RUN, "--warmup-s", "-3"], "--warmup-s: -3: give seconds, 0 or more"),
         ([*RUN, "--warmup-s", "nan"], "--warmup-s: nan: give seconds"),
         ([*RUN, "--kernel", "flash9"], "there is no kernel 'flash9'"),
+        ([*RUN, "--seqlen", "99999999999999999999999"], "no tensor has more than 2**63 - 1 bytes"),
         (["cells", "config/local.yaml", "--tflops", "0"], "--tflops: 0: give a number above 0"),
         (["cells", "config/local.yaml", "--tflops", "-5"], "--tflops: -5: give a number above 0"),
         (["campaign", "config/local.yaml", "--repeat", "5"], "there is no repeat 5"),

@@ -131,6 +131,14 @@ def test_a_job_is_read_back_equal(tmp_path: Path) -> None:
         ({"cell_limit_s": -1}, "cell_limit_s is -1"),
         ({"start_limit_s": 0}, "start_limit_s is 0"),
         (with_grid(seqlen_global=[-1]), "grids[0]: seqlen_global is -1"),
+        (
+            with_grid(seqlen_global=[64, 10**22]),
+            "grids[0]: seqlen_global is 10000000000000000000000: no tensor",
+        ),
+        (
+            with_grid(shapes=[{"head_dim": 10**17}]),
+            "b1-hq40-hkv40-d100000000000000000-bf16-causal has past 1 ",
+        ),
         (with_grid(methods=["ring+wire=a b"]), "grids[0]: methods: ring+wire=a b: wire is a b"),
         (with_grid(kernels=["a/b"]), "grids[0]: there is no kernel 'a/b'"),
         (with_grid(kernels=["flash9"]), "there is no kernel 'flash9': did you mean"),

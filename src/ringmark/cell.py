@@ -23,6 +23,7 @@ PHASES: tuple[Phase, ...] = ("fwd", "fwd_bwd")
 DTYPES: tuple[Dtype, ...] = ("fp32", "bf16", "fp16", "fp64")
 BOUND = "single"  # the method that every other is held against: the kernel alone, on the same work per GPU
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+INT64_MAX = 2**63 - 1  # of a tensor: its bytes, and the positions of its tokens
 _WORD = re.compile(r"[a-z0-9][a-z0-9_]*\Z")
 _OPTION_TEXT = re.compile(r"[A-Za-z0-9_.-]+\Z")
 
@@ -53,6 +54,18 @@ class Shape:
     @property
     def causal(self) -> bool:
         return self.mask == "causal"
+
+    def reason_not(self, seqlen_global: int) -> str | None:
+        """Why no sequence can have this length, or None."""
+        if seqlen_global < 1:
+            return f"seqlen_global is {seqlen_global}: give a number of at least 1"
+        token = self.batch * self.num_heads_q * self.head_dim * DTYPE_BYTES[self.dtype]
+        if seqlen_global * token > INT64_MAX:
+            return (
+                f"seqlen_global is {seqlen_global}: no tensor has more than 2**63 - 1 bytes, which q of "
+                f"{self} has past {INT64_MAX // token} tokens: give a smaller number"
+            )
+        return None
 
     def __str__(self) -> str:
         heads = f"hq{self.num_heads_q}-hkv{self.num_heads_kv}"
@@ -112,8 +125,8 @@ class Cell:
         for name in ("method", "kernel"):
             if not is_name(getattr(self, name)):
                 raise ValueError(f"{getattr(self, name)!r} is no {name} name: use a-z, 0-9 and _")
-        if self.seqlen_global < 1:
-            raise ValueError(f"seqlen_global is {self.seqlen_global}: give a number of at least 1")
+        if reason := self.shape.reason_not(self.seqlen_global):
+            raise ValueError(reason)
         for key, value in self.options.items():
             if not _WORD.match(key) or not _OPTION_TEXT.match(option_text(value)):
                 raise ValueError(

@@ -36,9 +36,9 @@ class Grid:
         for name in ("methods", "seqlen_global", "shapes", "phases", "kernels"):
             if not getattr(self, name):
                 raise ValueError(f"{name} is empty: list at least one")
-        for seqlen in self.seqlen_global:
-            if seqlen < 1:
-                raise ValueError(f"seqlen_global is {seqlen}: give numbers of at least 1")
+        for shape, seqlen in product(self.shapes, self.seqlen_global):
+            if reason := shape.reason_not(seqlen):
+                raise ValueError(reason)
         for kernel in self.kernels:
             if reason := catalog.unknown_kernel(kernel):
                 raise ValueError(reason)
