@@ -253,6 +253,39 @@ def test_a_cluster_of_no_size_is_refused(change: dict, says: str, tmp_path: Path
         cluster.read(tmp_path / "x.yaml")
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"scratch": "relative dir"}, "scratch is 'relative dir': give a whole path"),
+        ({"mounts": ["relative"]}, "mounts: 'relative' is no mount: write /HOST:/CONTAINER"),
+        ({"mounts": ["/a:/b", "/a:b"]}, "mounts: '/a:b' is no mount"),
+        ({"mounts": ["/a:/b:zz"]}, "mounts: '/a:/b:zz' has the option 'zz': did you mean 'z'?"),
+        ({"mounts": ["/a:/b:rw,rslav"]}, "has the option 'rslav': did you mean 'rslave'?"),
+        ({"mounts": ["a:/b"], "runtime": "pyxis"}, "mounts: 'a:/b' is no mount"),
+        ({"env": {"A=B": "x y"}}, "'A=B' is no variable's name: use letters, digits and _"),
+        ({"env": {"1A": "x"}}, "'1A' is no variable's name"),
+        ({"pass_env": ["A B"]}, "'A B' is no variable's name"),
+    ],
+)
+def test_what_no_node_could_start_with_is_refused_with_its_key(change: dict, says: str) -> None:
+    with pytest.raises(UserError) as caught:
+        schema.load(cluster.Cluster, {"name": "x", **change}, "x.yaml")
+    assert str(caught.value).startswith("x.yaml: ")
+    assert says in str(caught.value)
+
+
+def test_mounts_and_variables_of_every_runtime_are_taken() -> None:
+    usual = {"mounts": ["/a b:/b", "/a:/b:ro", "/a:/b:rw,z"], "scratch": "/x y", "pass_env": ["_A1"]}
+    for runtime, more in (
+        ("docker", []),
+        ("enroot", ["/a:/b:none:bind,x-create=dir"]),
+        ("pyxis", ["/a"]),
+        ("apptainer", ["/a"]),
+    ):
+        data = {"name": "x", "runtime": runtime, **usual, "mounts": [*usual["mounts"], *more]}
+        assert schema.load(cluster.Cluster, data, "x.yaml").scratch == "/x y"
+
+
 @pytest.mark.parametrize("given", [{"cluster": "x"}, {"campaign": "q2"}, {"measure": {"warmup": 4}}])
 def test_single_keys_lie_over_the_default_config_whatever_they_are(given: dict) -> None:
     local = yamlfile.read(dag.DEFAULT_CONFIG)

@@ -5,16 +5,24 @@ One YAML file a site (envs/clusters/example.yaml explains every key); a config n
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from ringmark import fabric, schema, yamlfile
 from ringmark.cell import MeshShape
-from ringmark.errors import UserError
+from ringmark.errors import UserError, nearest
 
 Scheduler = Literal["slurm", "none"]
 Runtime = Literal["bare", "docker", "podman", "apptainer", "enroot", "pyxis"]
+
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+MOUNT = re.compile(r"/[^:]*:/[^:]*(?::([^:]+))?")
+MOUNT_OPTIONS = {  # of docker, podman and apptainer
+    *("ro", "rw", "z", "Z", "U", "O", "nocopy", "exec", "noexec", "suid", "nosuid", "dev", "nodev"),
+    *("bind", "rbind", "private", "rprivate", "shared", "rshared", "slave", "rslave"),
+}
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,14 @@ class Cluster:
             number, least = getattr(self, name), 0 if name == "gpus_per_node" else 1  # 0: a CPU cluster
             if number is not None and number < least:
                 raise ValueError(f"{name} is {number}: give a number of at least {least}")
+        if self.scratch is not None and not self.scratch.startswith("/"):
+            raise ValueError(f"scratch is {self.scratch!r}: give a whole path, like /tmp/ringmark")
+        for variable in (*self.env, *self.pass_env):
+            if not VARIABLE.fullmatch(variable):
+                raise ValueError(f"{variable!r} is no variable's name: use letters, digits and _")
+        for mount in self.mounts:
+            if reason := mount_reason_not(mount, self.runtime):
+                raise ValueError(f"mounts: {mount!r} {reason}")
         if self.runtime == "pyxis" and self.scheduler != "slurm":
             raise ValueError("runtime pyxis is a part of srun: choose scheduler slurm, or runtime enroot")
         if self.scheduler == "none" and self.nodes > 1:
@@ -68,6 +84,19 @@ class Cluster:
                 f"mesh {mesh} needs {nodes} nodes with {gpus} GPUs, cluster {self.name} has {self.nodes} "
                 f"with {self.gpus_per_node}: choose a smaller mesh, or correct the cluster file"
             )
+
+
+def mount_reason_not(mount: str, runtime: Runtime) -> str | None:
+    """Why a runtime cannot mount so, or None."""
+    if runtime in ("enroot", "pyxis") and mount.startswith("/"):  # they have words of their own
+        return None
+    if runtime == "apptainer" and mount.startswith("/") and ":" not in mount:
+        return None
+    found = MOUNT.fullmatch(mount)
+    if found is None:
+        return "is no mount: write /HOST:/CONTAINER, or /HOST:/CONTAINER:ro"
+    unknown = [option for option in (found[1] or "ro").split(",") if option not in MOUNT_OPTIONS]
+    return f"has the option {unknown[0]!r}: {nearest(unknown[0], MOUNT_OPTIONS)}" if unknown else None
 
 
 def real_geometry(mesh: MeshShape, virtual_nodes: bool) -> tuple[int, int]:
