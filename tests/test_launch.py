@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
+import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ringmark import cluster, fabric, image, launch, schema, submit
 from ringmark import config as configs
@@ -292,6 +297,35 @@ def test_what_slurm_is_asked_for() -> None:
     assert (found["slurm_partition"], found["slurm_account"]) == ("gpu", "proj")
     assert "mpi" not in submit.resources(job_of(site, nodes=1))  # the plugin refuses it for one task
     assert submit.resources(job_of(None)) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [
+        ({"reservation": "ML-JULY"}, None),
+        ({"reservation": "team-o", "sbatch_extra": ["--switches=1"]}, None),
+        ({"sbatch_extra": ["--reservation", "x-Jy", "--begin=now", "--mail-user=o'J-J@x"]}, None),
+        ({"sbatch_extra": ["--wckey=a b -J c"]}, None),
+        ({"sbatch_extra": ["-J", "mine"]}, "job-name"),
+        ({"sbatch_extra": ["-Jmine"]}, "job-name"),
+        ({"sbatch_extra": ["-o", "x.log"]}, "output-file"),
+    ],
+)
+def test_the_plugin_finds_its_own_options_only_where_they_are(change: dict, refused: str | None) -> None:
+    """It looks for them anywhere in the words for sbatch: a reservation ML-JULY was a job's name to it."""
+    validation = pytest.importorskip("snakemake_executor_plugin_slurm.validation")
+    site = dataclasses.replace(SITE, **change)
+    words = submit.resources(job_of(site))["slurm_extra"]
+    assert shlex.split(words) == submit.extra_words(job_of(site), site, 8)
+    job = SimpleNamespace(resources=SimpleNamespace(slurm_extra=words))
+    refusal = pytest.raises(Exception, match=f"The --{refused} option is not")
+    with refusal if refused else contextlib.nullcontext():
+        validation.validate_slurm_extra(job)
+
+
+@given(st.text(st.sampled_from("-J=o' \"a\\$"), min_size=1))
+def test_a_word_for_sbatch_is_the_same_to_the_shell(word: str) -> None:
+    assert shlex.split(submit.unmistakable(word)) == [word]
 
 
 def test_the_image_is_the_cluster_files_or_the_one_that_was_built(

@@ -9,6 +9,7 @@ single task, and there the supervisor's srun overlaps with the plugin's.
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from dataclasses import replace
 from types import SimpleNamespace
@@ -35,7 +36,7 @@ def resources(job: Job) -> dict[str, Any]:
         "tasks": nodes,
         "cpus_per_task": site.cpus_per_node,
         "mem_mb": site.mem_mb or 0,  # 0: the plugin says nothing of memory, instead of what it would guess
-        "slurm_extra": shlex.join(extra_words(job, site, ranks)),
+        "slurm_extra": " ".join(map(unmistakable, extra_words(job, site, ranks))),
     }
     if nodes > 1:
         found["mpi"] = "srun"
@@ -54,6 +55,17 @@ def extra_words(job: Job, site: Cluster, ranks: int) -> list[str]:
     if site.reservation:
         words.append(f"--reservation={site.reservation}")
     return [*words, *site.sbatch_extra]
+
+
+def unmistakable(word: str) -> str:
+    """A word for the shell, quoted so that the plugin finds no option inside it.
+
+    It refuses options that are its own, and looks for them anywhere: -J in a reservation ML-JULY. Two quotes
+    behind the hyphen part them, and the shell takes them away. What begins a word stays as it is.
+    """
+    quoted = shlex.quote(word)
+    begin = 2 if quoted.startswith("'") else 1
+    return quoted[:begin] + re.sub(r"-(?=J|[A-Za-z](\s|$))", "-''", quoted[begin:])
 
 
 def seconds(job: Job, config: Config, tflops: float | None = None) -> float:
