@@ -89,6 +89,26 @@ def test_mistakes_get_one_sentence(
     assert argv[0] == "ingest" or last == err.strip()  # ingest says what it has read, too
 
 
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (RUN, "; nothing is kept: a record is written when its cell is done"),
+        (["campaign", "config/local.yaml"], "; what was finished is kept, the same command continues"),
+        (["job", "x.job.json"], "; what was finished is kept, the same command continues"),
+        (["cells", "config/local.yaml"], ""),
+    ],
+)
+def test_an_interrupt_says_what_is_kept(
+    argv: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(args: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"ringmark.commands.{argv[0]}.run", interrupted)
+    assert cli.main(argv) == 130
+    assert capsys.readouterr().err == f"ringmark: interrupted{says}\n"
+
+
 def test_cells_lists_all_and_what_they_cost(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["cells", "config/local.yaml"]) == 0
     lines = capsys.readouterr().out.splitlines()

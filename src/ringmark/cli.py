@@ -46,6 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
+    module: object = None
     if isinstance(sys.stdout, io.TextIOWrapper):  # a ? where it lacks a character; stderr never fails so
         sys.stdout.reconfigure(errors="replace")
     try:
@@ -57,12 +58,14 @@ def main(argv: list[str] | None = None) -> int:
         if args.verb is None:
             parser.print_help()
             return EXIT_USAGE
-        return int(importlib.import_module(f"ringmark.commands.{args.verb.replace('-', '_')}").run(args))
+        module = importlib.import_module(f"ringmark.commands.{args.verb.replace('-', '_')}")
+        return int(module.run(args))
     except UserError as error:
         print(f"ringmark: {error}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
-        print("ringmark: interrupted; what was finished is kept, the same command continues", file=sys.stderr)
+        kept = getattr(module, "INTERRUPTED", "")
+        print("ringmark: interrupted" + (f"; {kept}" if kept else ""), file=sys.stderr)
         return 130
     except BrokenPipeError:  # `ringmark cells ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

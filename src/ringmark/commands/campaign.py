@@ -17,6 +17,7 @@ from ringmark.record import Status
 from ringmark.site import Site
 
 HELP = "measure a campaign on this host, job after job (for hosts without Snakemake)"
+INTERRUPTED = "what was finished is kept, the same command continues"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

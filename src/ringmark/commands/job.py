@@ -10,6 +10,7 @@ from ringmark import aside, record, supervise
 from ringmark import job as jobs
 
 HELP = "measure the cells of one job file (the workflow calls this; a rerun continues where it ended)"
+INTERRUPTED = "what was finished is kept, the same command continues"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

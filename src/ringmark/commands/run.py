@@ -16,6 +16,7 @@ from ringmark.record import Asked, Failure, Record, Status
 from ringmark.row import headline_row, profile_lines
 
 HELP = "measure one cell on this host and print its row"
+INTERRUPTED = "nothing is kept: a record is written when its cell is done"
 SLOW_S = 600.0
 
 
