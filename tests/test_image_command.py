@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ringmark import image
+from ringmark.commands import doctor
 from ringmark.commands.image import source_revision
 from ringmark.errors import UserError
 
@@ -134,6 +135,13 @@ def test_auto_passes_over_a_docker_without_its_daemon(place):
     ("words", "programs", "variables", "told"),
     [
         ([], [], {}, "install one"),
+        ([], ["docker"], {"FAIL": "info"}, "start docker's daemon"),
+        (
+            ["--builder", "docker"],
+            ["docker"],
+            {"FAIL": "info"},
+            "docker does not work here: install or start it",
+        ),
         (["--builder", "buildah"], ["podman"], {}, "choose --builder podman"),
         (["--runtime", "apptainer"], ["docker"], {}, "apptainer is not here"),
         (["--runtime", "enroot"], ["buildah", "enroot"], {}, "install podman"),
@@ -166,6 +174,36 @@ def test_a_dry_run_starts_nothing(place):
     assert [words[1] for words in asked] == ["info"] * len(asked)
     assert written is None
     assert "--target runtime" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "programs", "shown"),
+    [
+        ([], [], "docker build"),
+        ([], ["podman"], "podman build"),
+        (["--builder", "docker"], ["podman"], "docker build"),
+        (["--builder", "buildah"], [], "buildah bud"),
+        (["--runtime", "apptainer"], [], "apptainer build"),
+    ],
+)
+def test_a_dry_run_needs_no_builder(place, words, programs, shown):
+    done, asked, _ = ringmark_image(place, "--dry-run", *words, programs=programs, FAIL="info")
+    assert done.returncode == 0, done.stderr
+    assert shown in done.stdout
+    assert not [line for line in asked if line[1] != "info"]
+
+
+def test_doctor_tells_a_docker_without_its_daemon(tmp_path, monkeypatch):
+    for name in ("docker", "apptainer"):
+        (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert [*doctor.container_tools()][:2] == [
+        ("note", "docker without its daemon", "start the daemon, or use podman or buildah"),
+        ("ok", "container tools: apptainer", ""),
+    ]
+    (tmp_path / "docker").write_text("#!/bin/sh\nexit 0\n")
+    assert ("ok", "container tools: docker, apptainer", "") in doctor.container_tools()
 
 
 def test_a_damaged_pin_is_told_with_its_line(place):

@@ -73,14 +73,20 @@ def choose_builder(asked: str, usable: Callable[[str], bool]) -> Builder:
         return there[0]
     if asked == "auto":
         raise UserError(
-            "no docker, podman or buildah works here to build the image: install one, or use runtime: bare"
+            "no docker, podman or buildah works here to build the image: install one (or start docker's "
+            "daemon), or use runtime: bare"
         )
     for name in there:
         if name == asked:
             return name
-    raise UserError(
-        f"{asked} does not work here: install or start it, or choose --builder {' or '.join(there) or 'auto'}"
-    )
+    other = f", or choose --builder {' or '.join(there)}" if there else ""
+    raise UserError(f"{asked} does not work here: install or start it{other}")
+
+
+def builder_to_show(asked: str, installed: Callable[[str], object]) -> Builder:
+    """The builder whose commands are only printed: it need not be here."""
+    meant = [name for name in BUILDERS if name == asked or (asked == "auto" and installed(name))]
+    return meant[0] if meant else BUILDERS[0]
 
 
 def default_base(dockerfile: str, target: Target) -> str:

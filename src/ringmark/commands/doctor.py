@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ringmark import checkup, cluster
+from ringmark.commands.image import usable
 
 HELP = "say what this machine can run and what is missing"
 Finding = tuple[str, str, str]  # "ok" | "note" | "missing", what, what to do
@@ -83,5 +84,11 @@ def libraries() -> Iterator[Finding]:
 
 def container_tools() -> Iterator[Finding]:
     tools = [tool for tool in ("docker", "podman", "buildah", "apptainer", "enroot") if shutil.which(tool)]
-    yield ("ok", "container tools: " + ", ".join(tools), "") if tools else ("note", "no container tool", "")
+    if not tools:
+        yield "note", "no container tool", ""
+    if "docker" in tools and not usable("docker"):
+        tools.remove("docker")
+        yield "note", "docker without its daemon", "start the daemon, or use podman or buildah"
+    if tools:
+        yield "ok", "container tools: " + ", ".join(tools), ""
     yield ("ok", "Slurm", "") if shutil.which("sbatch") else ("note", "no Slurm here", "")

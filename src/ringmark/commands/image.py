@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from ringmark import __version__, image, schema, state
@@ -17,6 +18,7 @@ from ringmark.errors import UserError
 from ringmark.record import write_atomic
 
 HELP = "build the image and write its id to the file that every record carries"
+ASK_S = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,11 +41,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if not Path("Dockerfile").exists():
         raise UserError("there is no Dockerfile here: run 'ringmark image' at the root of a checkout")
-    builder = image.choose_builder(args.builder, _usable)
+    if args.dry_run:
+        builder = image.builder_to_show(args.builder, shutil.which)
+    else:
+        builder = image.choose_builder(args.builder, usable)
     suffix = image.ARCHIVES[args.runtime] if args.runtime else None
     archive = args.out.with_suffix(suffix) if suffix else None
     tag = args.tag or f"localhost/ringmark:{__version__}-{args.target}"
-    converts = image.convert_argvs(builder, tag, archive, shutil.which) if archive else []
+    which: Callable[[str], str | None] = str if args.dry_run else shutil.which  # for a dry run all is here
+    converts = image.convert_argvs(builder, tag, archive, which) if archive else []
     run_command = _print if args.dry_run else _run
     base = args.base or image.default_base(Path("Dockerfile").read_text(encoding="utf-8"), args.target)
     if image.needs_pin(base):
@@ -52,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
     words = {image.BASE_ARGUMENT[args.target]: base, "VERSION": __version__}
     if revision and created:
         words.update(REVISION=revision, CREATED=created)
-    attest = image.attestation_options(builder, _docker_driver() if builder == "docker" else "")
+    driver = _docker_info("--format", "{{.DriverStatus}}") if builder == "docker" else None
+    attest = image.attestation_options(builder, driver or "")
     with tempfile.TemporaryDirectory(prefix="ringmark-image-") as folder:
         id_file = Path(folder, "id")
         run_command(image.build_argv(builder, args.target, tag, words, id_file, [*attest, *args.option]))
@@ -128,16 +135,22 @@ def source_revision() -> tuple[str | None, str | None]:
     return commit + ("-dirty" if dirty else ""), created
 
 
-def _usable(builder: str) -> bool:
+def usable(builder: str) -> bool:
     """Whether a builder is here and answers: docker's client without its daemon does not build."""
     if shutil.which(builder) is None:
         return False
-    return builder != "docker" or subprocess.run(["docker", "info"], capture_output=True).returncode == 0
+    return builder != "docker" or _docker_info() is not None
 
 
-def _docker_driver() -> str:
-    asked = ["docker", "info", "--format", "{{.DriverStatus}}"]
-    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+def _docker_info(*words: str) -> str | None:
+    """What docker's daemon says of itself; None: there is none that answers."""
+    try:
+        done = subprocess.run(
+            ["docker", "info", *words], capture_output=True, text=True, timeout=ASK_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 def _print(argv: list[str]) -> None:
