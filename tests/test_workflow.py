@@ -38,7 +38,8 @@ def checkout(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "Snakefile", tmp_path)
     shutil.copytree(ROOT / "workflow", tmp_path / "workflow")
     shutil.copytree(ROOT / "config", tmp_path / "config")
-    (tmp_path / "slurm").symlink_to("workflow/profiles/slurm")
+    for link in ("slurm", "profiles"):
+        (tmp_path / link).symlink_to(os.readlink(ROOT / link))
     (tmp_path / "paper_tables").mkdir()
     write(tmp_path)
     return tmp_path
@@ -97,6 +98,7 @@ def test_without_a_cluster_the_local_campaign_is_planned(checkout: Path) -> None
     done = snakemake(checkout, "--profile", "workflow/profiles/local", "-n")
     assert done.returncode == 0, done.stderr
     assert "measure" in rules(done)  # a root Snakefile that only includes another would plan nothing
+    assert "and workflow specific profile profiles/default" in done.stderr
     assert "ringmark: " not in done.stderr
 
 

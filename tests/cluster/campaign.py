@@ -36,7 +36,8 @@ class Checkout:
         shutil.copytree(ROOT / "workflow", folder / "workflow")
         shutil.copytree(ROOT / "config", folder / "config")
         shutil.copytree(ROOT / "paper_tables/templates", folder / "paper_tables/templates")
-        (folder / "slurm").symlink_to("workflow/profiles/slurm")
+        for link in ("slurm", "profiles"):
+            (folder / link).symlink_to(os.readlink(ROOT / link))
         site = {"name": "onehost", "nodes": slurm.num_nodes, "gpus_per_node": slurm.gpus_per_node}
         site |= {"cpus_per_node": 8, "partition": "gpu", "fabric": "tcp"}
         (folder / "cluster.yaml").write_text(yaml.safe_dump(site))
