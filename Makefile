@@ -54,7 +54,9 @@ $(TABLES_VENV)/.made: envs/tables.lock pyproject.toml
 	@touch $@
 
 reproduce: env
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakemake --profile workflow/profiles/local --quiet rules
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakemake --profile workflow/profiles/local --quiet rules || \
+	  { status=$$?; test -z "$$(ls .snakemake/locks 2>/dev/null)" || echo 'ringmark: a Snakemake locks this folder;' \
+	  'if it was killed, run $(BIN)/snakemake --unlock, then make reproduce again: it goes on' >&2; exit $$status; }
 	@echo; cat paper_tables/local.md; echo; echo 'The table is paper_tables/local.md, the same as a page results/local/report.html, its records under results/local/.'
 
 tables: env-tables

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
 import re
 import shlex
@@ -10,6 +11,8 @@ import shutil
 import stat
 import subprocess
 import sys
+import threading
+import types
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from make_records import make
-from ringmark import checkup, cluster, cost, flops, orphans, record, submit
+from ringmark import checkup, cluster, cost, dag, flops, orphans, record, submit
 from ringmark import config as configs
 from ringmark.bench import timer
 from ringmark.cell import Cell, MeshShape, Shape
@@ -232,6 +235,59 @@ def test_orphans_are_waited_for_and_a_silent_controller_stops_everything(
         orphans.settle(["000-r0-aa"], Path("/w"), said.append)
 
 
+def test_who_measures_on_this_host_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a driver that was killed its job lives on: a rerun failed at it, or measured beside it."""
+    monkeypatch.setattr(orphans, "POLL_S", 0.01)
+    for name in ("000-r0-aa", "001-r0-bb"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "lock").touch()
+    said: list[str] = []
+    with open(tmp_path / "001-r0-bb/lock", "a+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+
+        def end_it(line: str) -> None:
+            said.append(line)
+            threading.Timer(0.05, held.close).start()
+
+        orphans.settle_here(tmp_path, end_it)
+        assert held.closed
+    assert len(said) == 1
+    assert "perhaps of an earlier run, still measures 001-r0-bb. Waiting" in said[0]
+    orphans.settle_here(tmp_path, said.append)
+    assert len(said) == 1
+
+
+def test_jobs_of_this_host_are_looked_for_only_before_some_are_started(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(checkout)
+    write(checkout, mesh={"gpus": 2})
+    campaign = dag.Campaign.from_snakemake(yaml.safe_load(Path("c.yaml").read_text()), ["c.yaml"])
+    asked: list[Path] = []
+    monkeypatch.setattr(orphans, "settle_here", lambda folder, say: asked.append(folder))
+
+    def started(main: bool = True, **how: bool) -> int:
+        monkeypatch.setattr(dag, "_ready", set())
+        settings = types.SimpleNamespace(
+            **{"local_exec": True, "dryrun_exec": False, "touch_exec": False, **how}
+        )
+        plugin = types.SimpleNamespace(common_settings=settings)
+        before = len(asked)
+        dag.before_starting(campaign, types.SimpleNamespace(executor_plugin=plugin, is_main_process=main))
+        return len(asked) - before
+
+    assert (started(), started(main=False), started(dryrun_exec=True), started(touch_exec=True)) == (
+        1,
+        0,
+        0,
+        0,
+    )
+    assert asked == [Path("results/t/jobs")]
+    Path(".snakemake/locks").mkdir(parents=True)
+    Path(".snakemake/locks/0.input.lock").touch()  # Snakemake refuses by itself: nobody waits for that
+    assert started() == 0
+
+
 def program(path: Path, body: str) -> None:
     """A stand-in for a command."""
     path.write_text(f"#!/bin/sh\n{body}\n")
@@ -395,6 +451,26 @@ def test_a_torch_that_is_named_replaces_the_one_that_is_there(tmp_path: Path) ->
     assert asked() == ""
     assert "torch==2.6.0\n" in asked("TORCH=torch==2.6.0")
     assert asked() == ""
+
+
+def test_make_reproduce_says_how_to_go_on_after_a_driver_that_was_killed(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "envs/local.lock"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/.made").touch()
+    program(tmp_path / ".venv/bin/snakemake", "exit 1")
+
+    def told() -> str:
+        done = subprocess.run(["make", "-s", "reproduce"], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode != 0
+        return done.stderr
+
+    assert "--unlock" not in told()
+    (tmp_path / ".snakemake/locks").mkdir(parents=True)
+    assert "--unlock" not in told()
+    (tmp_path / ".snakemake/locks/0.input.lock").touch()
+    assert "if it was killed, run .venv/bin/snakemake --unlock, then make reproduce again" in told()
 
 
 def test_lint_has_only_the_remarks_that_are_explained(checkout: Path) -> None:

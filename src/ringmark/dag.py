@@ -20,6 +20,7 @@ RINGMARK = shlex.join([sys.executable, "-m", "ringmark.cli"])
 DEFAULT_CONFIG = Path("config/local.yaml")
 RESULTS = Path("results")
 TABLES = Path("paper_tables")
+SNAKEMAKE_LOCKS = Path(".snakemake/locks")
 TEMPLATES = sorted(str(path) for path in Path("paper_tables/templates").glob("**/*.j2"))
 
 
@@ -104,6 +105,11 @@ class Campaign:
             raise UserError("no cluster is named: set 'cluster: envs/clusters/YOURS.yaml' in the config")
         orphans.settle([job.id for job in self.jobs], Path.cwd(), lambda line: print(line, file=sys.stderr))
 
+    def before_measuring_here(self) -> None:
+        """No earlier run is still at it; where Snakemake holds a lock it says so itself, and at once."""
+        if not any(SNAKEMAKE_LOCKS.glob("*")):
+            orphans.settle_here(Path(self.folder, "jobs"), lambda line: print(line, file=sys.stderr))
+
     @property
     def job_files(self) -> list[str]:
         return [f"{self.folder}/jobs/{job.id}.job.json" for job in self.jobs]
@@ -135,14 +141,17 @@ class Campaign:
 _ready: set[str] = set()
 
 
-def before_submitting(campaign: Campaign, workflow: Any) -> None:
-    """Check once, in the process that submits, and only when something will be submitted."""
+def before_starting(campaign: Campaign, workflow: Any) -> None:
+    """Check once, in the process that starts jobs, and only when some will be started."""
     executor = workflow.executor_plugin
-    submits = executor is not None and not executor.common_settings.local_exec
-    if not submits or not workflow.is_main_process or campaign.folder in _ready:
+    if executor is None or not workflow.is_main_process or campaign.folder in _ready:
         return
+    how = executor.common_settings
     try:
-        campaign.before_submitting()
+        if not how.local_exec:
+            campaign.before_submitting()
+        elif not (how.dryrun_exec or how.touch_exec):
+            campaign.before_measuring_here()
     except UserError as error:
         raise SystemExit(f"ringmark: {error}") from None
     _ready.add(campaign.folder)

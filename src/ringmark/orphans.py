@@ -1,12 +1,14 @@
-"""Slurm jobs that an earlier run left behind: found, and waited for, before anything is submitted.
+"""Jobs that an earlier run left behind: found, and waited for, before anything is measured beside them.
 
 When the driver is killed hard its jobs live on. A second job beside such an orphan would measure on nodes
-that are busy; so a new run finds its orphans in Slurm's own list, by the folder and the comment that the
-plugin gives every job, and lets them finish. What they measure counts like anything else.
+that are busy; so a new run finds its orphans, in Slurm's own list by the folder and the comment that the
+plugin gives every job, on this host by the locks that supervisors hold, and lets them finish. What they
+measure counts like anything else.
 """
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
 import time
@@ -62,7 +64,7 @@ def settle(job_ids: list[str], folder: Path, say: Say) -> list[Orphan]:
     if shutil.which("squeue") is None:
         return []
     first = left = find(job_ids, folder)
-    told = 0.0
+    told = float("-inf")
     while left:
         if time.monotonic() - told > TELL_S:
             told = time.monotonic()
@@ -75,3 +77,32 @@ def settle(job_ids: list[str], folder: Path, say: Say) -> list[Orphan]:
         time.sleep(POLL_S)
         left = find(job_ids, folder)
     return first
+
+
+def settle_here(jobs_folder: Path, say: Say) -> None:
+    """Wait until nobody on this host, or on another that sees the folder, measures jobs of a campaign."""
+    busy = at_work(jobs_folder)
+    if busy:
+        say(
+            "ringmark: another process, perhaps of an earlier run, still measures "
+            f"{', '.join(busy)}. Waiting for it: what it measures counts"
+        )
+    while busy:
+        time.sleep(POLL_S)  # also after the last: the list of a job's records is written without the lock
+        busy = at_work(jobs_folder)
+
+
+def at_work(jobs_folder: Path) -> list[str]:
+    """The jobs whose supervisor holds its lock."""
+    return [lock.parent.name for lock in sorted(jobs_folder.glob("*/lock")) if is_held(lock)]
+
+
+def is_held(lock: Path) -> bool:
+    try:
+        with open(lock) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # cannot be locked or read: the supervisor says so
+        return False
+    return False

@@ -4,9 +4,9 @@
 
 
 def jobs_file(wildcards):
-    # Asked while the graph of jobs is built: a job that an earlier run left in Slurm ends before Snakemake looks
-    # at what is there, and is not submitted again.
-    dag.before_submitting(CAMPAIGN, workflow)
+    # Asked while the graph of jobs is built: a job that an earlier run left behind ends before Snakemake looks
+    # at what is there, and is not started again.
+    dag.before_starting(CAMPAIGN, workflow)
     return f"{CAMPAIGN.folder}/jobs/{wildcards.job}.job.json"
 
 
