@@ -239,7 +239,7 @@ def test_a_cell_without_a_device_stands_on_its_campaigns_only_one() -> None:
 def test_the_command_and_the_page_judge_alike(tmp_path: Path) -> None:
     """A cell without a device beside one that has it: both give it the campaign's."""
     mesh = MeshShape(4, 8)
-    found = [make_records.make(Cell("ring", RUN.seqlen_global, mesh=mesh))]
+    found = [make_records.make(Cell("ring", RUN.seqlen_global, mesh=mesh), campaign="test")]
     found.append(out_of_memory(Cell("double_ring", RUN.seqlen_global, mesh=mesh)))
     folder = make_records.write_campaign(tmp_path / "results" / "test", found)
     published = tmp_path / "results" / "published"
