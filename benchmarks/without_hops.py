@@ -31,8 +31,7 @@ from ringmark.bench import problem as problems
 from ringmark.cell import BOUND, Cell, MeshShape, Shape, parse_option
 from ringmark.comm.copy_engine import CopyEngineRing
 from ringmark.comm.mesh import Mesh, start
-from ringmark.comm.parcel import Parcel
-from ringmark.comm.ring import Ring
+from ringmark.comm.ring import Exchange, Hop, Ring
 from ringmark.comm.stream_flags import Flags
 from ringmark.record import Asked
 
@@ -45,7 +44,7 @@ class Random:
     def __init__(self) -> None:
         self.filled: set[int] = set()
 
-    def exchange(self, ring: Ring, deliveries: Any, arriving: Any, room: Any, as_of: object) -> Still:
+    def exchange(self, ring: Ring, deliveries: Any, arriving: Any, room: Any, as_of: object) -> Hop:
         """In the place of `Ring._exchange`."""
         by_copies = isinstance(ring, CopyEngineRing)
         received = ring.copies.slots.take(arriving, room) if by_copies else ring.pool.take(arriving)
@@ -53,19 +52,7 @@ class Random:
             if tensor.numel() and tensor.data_ptr() not in self.filled:
                 self.filled.add(tensor.data_ptr())
                 tensor.normal_() if tensor.dim() == 4 else tensor.fill_(10.0)  # lse and delta
-        return Still([delivery.parcel.hold() for delivery in deliveries], received)
-
-
-class Still:
-    """A hop that is there at once."""
-
-    def __init__(self, leaving: list[Parcel], received: Parcel) -> None:
-        self._leaving, self._received = leaving, received
-
-    def wait(self) -> Parcel:
-        for parcel in self._leaving:
-            parcel.drop()
-        return self._received
+        return Exchange([], [delivery.parcel.hold() for delivery in deliveries], received)
 
 
 @contextlib.contextmanager

@@ -1,29 +1,15 @@
-"""What stands in one table was measured alike, and every record is told where it stands."""
+"""What stands in one table was measured alike: one kernel, device and environment, one thing asked."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from ringmark.campaign_finding import Finding, Named
 from ringmark.record import Record, Status
-
-Named = Sequence[tuple[str, Record]]  # a record's path under its campaign's folder, and the record
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something that is not as it must be (a problem), or that a reader should know (a note), and where."""
-
-    where: str
-    sentence: str
-    is_problem: bool = True
-
-    def __str__(self) -> str:
-        return f"{'' if self.is_problem else 'note: '}{self.where}: {self.sentence}"
 
 
 def one_table_one_way(found: Named) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from ringmark import catalog, flags, flops, stats
 from ringmark.campaign_alike import dicts
-from ringmark.campaign_answer import answer, differs, rows
+from ringmark.campaign_answer import answer, differs, no_time, rows
 from ringmark.cell import DTYPE_BYTES, Cell
 from ringmark.record import Record, Series, Status
 
@@ -31,9 +31,7 @@ def timing(one: Record) -> Iterator[str]:
     rate = flops.tflops_per_gpu(total, one.timing.headline.summary.median, cell.world_size)
     yield from differs("tflops_per_gpu", one.timing.tflops_per_gpu, rate)
     for name in ("first_call_ms", "floor_ms"):
-        value = getattr(one.timing, name)
-        if not (math.isfinite(value) and value >= 0):
-            yield f"{name} is {value}: a time is not negative"
+        yield from no_time(name, getattr(one.timing, name))
 
 
 def _series(one: Record, series: Series) -> Iterator[str]:
@@ -130,7 +128,7 @@ def names(one: Record) -> Iterator[str]:
         yield f"{one.cell.method} is ringmark's own, and the record says that {one.ran.implementation} ran"
     yield from _told(one, ours)
     asked = one.cell.kernel
-    if asked != "auto" and one.ran.implementation == "ringmark" and one.ran.kernel != asked:
+    if asked != "auto" and ours and one.ran.kernel != asked:
         yield f"kernel {one.ran.kernel} ran, {asked} was asked for"
 
 

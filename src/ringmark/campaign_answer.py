@@ -1,4 +1,4 @@
-"""Every result was checked, and against something: a sane kernel's own error says what is allowed."""
+"""The part of a record that says how right its answer was: what was looked at, what was found and allowed."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ def answer(one: Record) -> Iterator[str]:
 
 
 def _checked(one: Record, found: Check) -> Iterator[str]:
-    if not (math.isfinite(found.check_ms) and found.check_ms >= 0):
-        yield f"check_ms is {found.check_ms}: a time is not negative"
+    yield from no_time("check_ms", found.check_ms)
     wanted = {"out"} if one.cell.phase == "fwd" else {"out", "dq", "dk", "dv"}
     if set(found.errors) != wanted:
         yield f"the check has {sorted(found.errors)}, the phase needs {sorted(wanted)}"
@@ -113,6 +112,11 @@ def rows(cell: Cell) -> tuple[int, int]:
     if cell.method != BOUND or cell.world_size == 1:
         return seqlen, seqlen
     return seqlen, max(1, cell.seqlen_global // 2) if cell.shape.causal else cell.seqlen_global
+
+
+def no_time(name: str, value: float) -> Iterator[str]:
+    if not (math.isfinite(value) and value >= 0):
+        yield f"{name} is {value}: a time is not negative"
 
 
 def differs(

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ringmark import config as configs
 from ringmark import record
-from ringmark.campaign_alike import Finding
 from ringmark.campaign_alone import ALONE
+from ringmark.campaign_finding import Finding
 from ringmark.campaign_together import TOGETHER
 from ringmark.errors import UserError
 from ringmark.record import Record

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringmark.campaign_alike import Finding
+from ringmark.campaign_finding import Finding
 from ringmark.errors import UserError
 
 

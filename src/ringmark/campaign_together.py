@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ringmark import flops, state, stats
-from ringmark.campaign_alike import Finding, Named, one_table_one_way, own_kernel
+from ringmark.campaign_alike import one_table_one_way, own_kernel
+from ringmark.campaign_finding import Finding, Named
 from ringmark.cell import BOUND
 from ringmark.record import Record, Status
 

@@ -51,10 +51,8 @@ def _blamed(
     causes = {rank: code for rank, code in silent.items() if code != -signal.SIGTERM}
     if causes or (silent and not told):
         rank, code = min((causes or silent).items())
-        return (
-            rank,
-            f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}",
-        )
+        killed = f"was killed by {signal.Signals(-code).name}" if code < 0 else None
+        return rank, killed or f"ended with exit status {code}"
     if told and len(quiet) == 1:
         noticed, words = min(told.items(), key=lambda pair: pair[1].at)
         return quiet[0], f"went away without a word; rank {noticed} noticed: {words.reason}"

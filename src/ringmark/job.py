@@ -20,6 +20,7 @@ from ringmark.cluster import Cluster
 from ringmark.errors import UserError
 
 Device = Literal["auto", "cpu", "cuda"]
+LOCK = "lock"  # in the folder of a job, or of a campaign's jobs: held by who measures
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringmark.errors import UserError
+from ringmark.job import LOCK
 from ringmark.submit import comment
 
 POLL_S = 5.0
@@ -94,7 +95,7 @@ def settle_here(jobs_folder: Path, say: Say) -> None:
 
 def at_work(jobs_folder: Path) -> list[str]:
     """The jobs whose supervisor holds its lock."""
-    return [lock.parent.name for lock in sorted(jobs_folder.glob("*/lock")) if is_held(lock)]
+    return [lock.parent.name for lock in sorted(jobs_folder.glob(f"*/{LOCK}")) if is_held(lock)]
 
 
 def is_held(lock: Path) -> bool:

@@ -236,7 +236,7 @@ class Eta:
 @contextmanager
 def only_one(folder: Path, what: str) -> Iterator[None]:
     """One at a time for what a folder stands for: a second one is told so instead of measuring beside it."""
-    path = folder / "lock"
+    path = folder / jobs.LOCK
     with open(path, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

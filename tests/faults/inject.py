@@ -53,14 +53,8 @@ ENDS: dict[str, tuple[Status, str, bool]] = {
     "kill_the_agent": (Status.CRASHED, "ended", False),
 }
 ONLY_ON = {"limited_memory": "cpu", "device_memory": "cuda"}
-DELAYED = (
-    "exit",
-    "exit_well",
-    "kill",
-    "segfault",
-    "stop",
-    "kill_the_agent",
-)  # these may strike from another thread
+# These may strike from another thread.
+DELAYED = ("exit", "exit_well", "kill", "segfault", "stop", "kill_the_agent")
 
 
 @dataclass(frozen=True)

@@ -156,11 +156,7 @@ def test_delta_is_as_good_as_out(name):
 def test_a_tensor_may_hold_more_elements_than_32_bits_count(name, long):
     """2**31 elements of q, or of k, on one GPU: its last rows are those of each head alone."""
     kernel = _kernel(name, 128, "bf16")
-    heads, few = 40, 256
-    many = 2**31 // (heads * 128) // 1024 * 1024 + 8192
-    needed = 8 * 2 * many * heads * 128  # the inputs and results of one side, and a float32 sum
-    if torch.cuda.mem_get_info()[0] < needed:
-        pytest.skip(f"it needs {needed >> 30} GiB of GPU memory")
+    heads, few, many = 40, 256, _rows_past_32_bits(40)
     torch.manual_seed(9)
     sizes = (many, few) if long == "queries" else (few, many)
     q, dout, k, v = (
@@ -186,6 +182,15 @@ def test_a_tensor_may_hold_more_elements_than_32_bits_count(name, long):
                 errors[f"{key} of {label}, head {head.start}"] = error
     REPORT["errors"][f"{name} 2**31 elements of {long}"] = errors
     assert max(errors.values()) < 5e-3, {key: error for key, error in errors.items() if not error < 5e-3}
+
+
+def _rows_past_32_bits(heads):
+    """So many that heads of 128 make more than 2**31 elements; 16 bytes for each of these must be free."""
+    many = 2**31 // (heads * 128) // 1024 * 1024 + 8192
+    needed = 16 * many * heads * 128
+    if torch.cuda.mem_get_info()[0] < needed:
+        pytest.skip(f"it needs {needed >> 30} GiB of GPU memory")
+    return many
 
 
 def _by_rows(results):
@@ -242,11 +247,7 @@ def test_merging_here_is_merging_on_the_cpu(dtype):
 
 def test_merging_more_elements_than_32_bits_count():
     """Folds, sums and copies of 2**31 elements, and of one head of them: the last rows are right."""
-    heads = 40
-    many = 2**31 // (heads * 128) // 1024 * 1024 + 8192
-    needed = 16 * many * heads * 128
-    if torch.cuda.mem_get_info()[0] < needed:
-        pytest.skip(f"it needs {needed >> 30} GiB of GPU memory")
+    heads, many = 40, _rows_past_32_bits(40)
     torch.manual_seed(10)
     out = torch.randn(1, many, heads, 128, dtype=torch.bfloat16, device=CUDA)
     acc, lse_acc = merge.accumulators(out)

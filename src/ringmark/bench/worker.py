@@ -110,9 +110,10 @@ def classify(error: BaseException) -> tuple[Status, str, str, bool]:
     """(status, reason, detail, secondary) of an exception that ends a rank."""
     detail = "".join(traceback.format_exception(error))[-4000:]
     text = " ".join(str(error).split())
-    reason = (text if isinstance(error, UserError) else f"{type(error).__name__}: {text}")[:500]
+    raised = f"{type(error).__name__}: {text}"
+    reason = (text if isinstance(error, UserError) else raised)[:500]
     if not isinstance(error, Exception):  # sys.exit and the like: no word of why
-        said = f"{type(error).__name__}: {text}"[:300].rstrip(": ")
+        said = raised[:300].rstrip(": ")
         reason = f"the method ended its process ({said}): let it raise an error that says why"
         return Status.CRASHED, reason, detail, False
     # torch's own allocators, then the driver and NCCL, which have no exception of their own for it.

@@ -111,7 +111,7 @@ class Ring:
                 rows = [rows_of(tensor, here) for tensor in received.tensors]
                 works += [dist.P2POp(dist.irecv, tensor, source, group) for tensor in rows]
         leaving = [delivery.parcel.hold() for delivery in deliveries]
-        return _Exchange(dist.batch_isend_irecv(works) if works else [], leaving, received)
+        return Exchange(dist.batch_isend_irecv(works) if works else [], leaving, received)
 
 
 class _Stay:
@@ -124,8 +124,8 @@ class _Stay:
         return self._parcel
 
 
-class _Exchange:
-    """A hop through torch.distributed's send and receive."""
+class Exchange:
+    """A hop through torch.distributed's sends and receives; with none it is there at once."""
 
     def __init__(self, works: list[Any], leaving: list[Parcel], arriving: Parcel) -> None:
         self._works, self._leaving, self._arriving = works, leaving, arriving

@@ -159,16 +159,14 @@ def settings_of(method: Method) -> dict[str, Any]:
     return dict(found)
 
 
-def _tensors(names: str, asked: str, method: Method, answer: object) -> tuple[torch.Tensor, ...]:
+def _tensors(names: tuple[str, ...], asked: str, method: Method, answer: Any) -> tuple[torch.Tensor, ...]:
     """What a method answers where it should return these tensors; anything else is refused."""
-    count = len(names.split(", "))
-    if not isinstance(answer, (tuple, list)):
-        given = shown(answer)
-    elif len(answer) == count and all(isinstance(one, torch.Tensor) for one in answer):
+    several = isinstance(answer, (tuple, list))
+    if several and len(answer) == len(names) and all(isinstance(one, torch.Tensor) for one in answer):
         return tuple(answer)
-    else:
-        given = f"({', '.join(map(shown, answer))})"
-    raise TypeError(f"{asked} of {method.name()} gives {given}: return ({names}), {count} tensors")
+    given = f"({', '.join(map(shown, answer))})" if several else shown(answer)
+    wanted = f"({', '.join(names)}), {len(names)} tensors"
+    raise TypeError(f"{asked} of {method.name()} gives {given}: return {wanted}")
 
 
 def _stated(kind: Any) -> Options:
@@ -180,7 +178,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, method: Method, q: Any, k: Any, v: Any, scale: float) -> torch.Tensor:
-        out, lse = _tensors("out, lse", "attend()", method, method.attend(q, k, v, scale))
+        out, lse = _tensors(("out", "lse"), "attend()", method, method.attend(q, k, v, scale))
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.method, ctx.scale = method, scale
         return out
@@ -189,7 +187,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, dout: torch.Tensor) -> Any:
         q, k, v, out, lse = ctx.saved_tensors
         answer = ctx.method.gradients(dout.contiguous(), q, k, v, out, lse, ctx.scale)
-        dq, dk, dv = _tensors("dq, dk, dv", "gradients()", ctx.method, answer)
+        dq, dk, dv = _tensors(("dq", "dk", "dv"), "gradients()", ctx.method, answer)
         return None, dq, dk, dv, None
 
 

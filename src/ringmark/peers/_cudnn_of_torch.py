@@ -9,10 +9,12 @@ for again.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from pathlib import Path
 
 
+@functools.cache  # an adapter asks for each module that it builds
 def load() -> None:
     """Load every part of torch's cuDNN, where it has one of its own, and tell others where it lies."""
     try:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ringmark import campaign_check
 from ringmark import record as records
-from ringmark.campaign_alike import Finding
+from ringmark.campaign_finding import Finding
 from ringmark.campaign_refused import refuse
 from ringmark.errors import UserError
 from ringmark.record import Record
